@@ -61,11 +61,15 @@ import vasuki.__main__
 """
 
 
-def export(store: ObjectStore, file: Path, *options: str) -> tuple[int, str]:
-    """How an export ended, and what it said."""
-    command = [sys.executable, "-m", "vasuki", "export", f"s3://{BUCKET}/out", "--to", str(file), *options]
-    done = subprocess.run(command, env=store.environment, capture_output=True, text=True, check=False)
+def of_the_output(store: ObjectStore, command: str, *options: str) -> tuple[int, str]:
+    """How a command on the output folder ended, and what it said."""
+    line = [sys.executable, "-m", "vasuki", command, f"s3://{BUCKET}/out", *options]
+    done = subprocess.run(line, env=store.environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
+
+
+def export(store: ObjectStore, file: Path, *options: str) -> tuple[int, str]:
+    return of_the_output(store, "export", "--to", str(file), *options)
 
 
 def parts(store: ObjectStore) -> list[str]:
@@ -133,6 +137,18 @@ def test_a_killed_run_goes_on(store: ObjectStore, job: Path, expected: dict[str,
     code, words = run(store, job)
     assert code == 0, words
     assert answers(store) == expected
+
+
+def test_rows_are_verified_there(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:
+    run_to_end(store, job, expected)
+    code, words = of_the_output(store, "verify", "--all")
+    assert (code, f"{NUM_ROWS} of {NUM_ROWS} rows are equal to the bit" in words) == (0, True), words
+    name = parts(store)[0]
+    part = bytearray(store.get(name))
+    part[len(part) // 3] ^= 1
+    store.put(name, bytes(part))
+    code, words = of_the_output(store, "verify", "--all")
+    assert code == 3, words
 
 
 def test_of_two_runs_one_ends(store: ObjectStore, job: Path, expected: dict[str, list[int]]) -> None:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import VasukiError
 from vasuki.machines.profile_files import find_profile
+from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
@@ -25,6 +27,11 @@ MOST_ROWS = 220 if JOBS > 100 else 60
 KINDS = ("tiny", "classify", "long prompts", "long outputs", "one giant", "equal", "mixed")
 SHAPES = ("llama-3-8b", "qwen2.5-0.5b", "mistral-7b")
 CARDS = ("a10", "a40", "a100", "h100", "gh200")
+SOME = max(3, JOBS // 7)
+NOISE, OFF = (
+    0.01,
+    0.03,
+)  # by which what should help may lengthen a job, and a given setting be better than what is found
 BEHIND = 0.02  # that a plan may be longer than the best of the others: they may be lucky by so much
 
 
@@ -37,11 +44,22 @@ class Job:
     card: str
     kv: KVConfig
 
-    def plan(self, policy: str = "vasuki", solver: str = "auto") -> Plan:
-        engine = EngineConfig.model_validate({"policy": policy})
-        config = PlanConfig.model_validate({"solver": solver})
-        shape, profile = named_shape(self.shape), find_profile(self.card)
-        return make_plan(self.lengths, shape, profile, plan=config, engine=engine, kv=self.kv)
+    def plan(self, solver: str = "auto", link: float = 1, devices: int = 1, **engine: Any) -> Plan:
+        """Its plan, with a link as many times as fast, and settings of the engine."""
+        profile, config = find_profile(self.card), PlanConfig.model_validate({"solver": solver})
+        curve = [
+            point.model_copy(update={way: link * getattr(point, way) for way in ("h2d", "d2h", "both")})
+            for point in profile.link.curve
+        ]
+        return make_plan(
+            self.lengths,
+            named_shape(self.shape),
+            profile.model_copy(update={"link": profile.link.model_copy(update={"curve": tuple(curve)})}),
+            plan=config,
+            engine=EngineConfig.model_validate(engine),
+            kv=self.kv,
+            layout=Layout(data_parallel=devices),
+        )
 
     def simulated_s(self, plan: Plan) -> float:
         return simulate_plan(plan, self.lengths, named_shape(self.shape), find_profile(self.card)).result.makespan_s
@@ -89,7 +107,35 @@ def test_no_plain_policy_would_be_done_sooner(seed: int) -> None:
     others = {"fifo": job.plan(solver="fifo").makespan_s}
     for policy in ("vllm", "sarathi", "orca"):
         try:
-            others[policy] = job.plan(policy).makespan_s
+            others[policy] = job.plan(policy=policy).makespan_s
         except VasukiError:  # whole prompts, or usual limits, do not fit into so little memory
             continue
     assert plan.makespan_s <= (1 + BEHIND) * min(others.values()), others
+
+
+@pytest.mark.parametrize("seed", range(SOME))
+def test_what_should_help_never_lengthens_a_job(seed: int) -> None:
+    """A row less, of known lengths; more memory, a faster link, a second device."""
+    job = job_of(seed)
+    plan = job.plan()
+    helped = {"link": job.plan(link=2).makespan_s, "device": job.plan(devices=2).makespan_s}
+    if isinstance(job.kv.device_memory, int):
+        more = replace(job, kv=KVConfig(device_memory=int(1.3 * job.kv.device_memory)))
+        helped["memory"] = more.plan().makespan_s
+    assert max(helped.values()) <= (1 + NOISE) * plan.makespan_s, helped
+    known = replace(job, lengths=replace(job.lengths, known=True))
+    rows = np.arange(len(job.lengths))
+    if len(rows) > 1:
+        less = replace(known, lengths=known.lengths.take(np.delete(rows, len(rows) // 2)))
+        assert less.plan().makespan_s <= (1 + NOISE) * known.plan().makespan_s
+
+
+@pytest.mark.parametrize("seed", range(SOME))
+def test_no_size_of_steps_or_number_of_rows_is_better_than_what_is_found(seed: int) -> None:
+    job = job_of(seed)
+    plan = job.plan()
+    sizes = {max(16, plan.chunk_tokens // 4), max(16, plan.chunk_tokens // 2), 2 * plan.chunk_tokens}
+    rows = min(plan.max_num_seqs, len(job.lengths))
+    given = {f"{size} tokens": job.plan(chunk_tokens=size).makespan_s for size in sizes}
+    given |= {f"{count} rows": job.plan(max_num_seqs=count).makespan_s for count in {max(1, rows // 2), 2 * rows}}
+    assert plan.makespan_s <= (1 + OFF) * min(given.values()), given

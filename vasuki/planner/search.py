@@ -3,37 +3,52 @@
 Arithmetic ranks ways by their steady state, which a small job hardly reaches: it is start and end, and what decides
 there (who may start, in which order, with which steps) only a simulation tells.
 
-    the best way so far --> what other schedulers would do --> ways that differ by one switch --+
-             ^                                                                                  |
-             +-------------------------- whatever is better, simulated -------------------------+
+    the best way of which not all was tried --> what other schedulers would do --> ways that differ by a switch --+
+             ^                                                                                                    |
+             +---------------------------------------- all of them, simulated ------------------------------------+
 
 Switches are the order (planned, or as rows come), what must be free before a row starts, whether prompts and decodes
 share steps, the step's size, how many rows run side by side, and how many layers stream. What other schedulers would do
-sets several at once. It ends where no switch helps, where the bound is near, or where it has taken as long as it may:
-counted, not timed, so that a job has the same plan however busy the machine is.
+sets several at once. It ends where nothing is left to try from ways that are nearly as good as the best, where the
+bound is near, or where it has taken as long as it may: counted, not timed, so that a job has the same plan however busy
+the machine is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import product
 
 from vasuki.base.errors import ModelError
 from vasuki.engine.policy import POLICIES, Admission, Policy
 from vasuki.planner.candidates import Candidate, Problem, settings_of, with_rows
-from vasuki.planner.offload.choice import choose_offload, explained
-from vasuki.planner.offload.streaming import streamed_alike
-from vasuki.planner.prediction import PLANNING_SHARE, Prediction, makespan_s, predict, preferred
+from vasuki.planner.offload.choice import choose_offload, explained, may_stream
+from vasuki.planner.offload.streaming import first_streamed, streamed_alike
+from vasuki.planner.prediction import (
+    PLANNING_SHARE,
+    Prediction,
+    end_after_a_kill_s,
+    loss_s,
+    makespan_s,
+    predict,
+    preferred,
+)
 
 OTHERS = ("sarathi", "vllm", "orca")
 ADMISSIONS = (Admission.PROMPT, Admission.CHUNK, Admission.ROOM, Admission.PEAK)
+SIZES = 3  # of steps, smaller and larger ones, before something better is found
 ROWS = (0.5, 0.75, 1.5)  # times as many side by side
-LAYERS = (1, -1, 3, -3)  # more that stream
+LAYERS = (4, -4, 1, -1)  # more that stream
+DEPTHS = (0.25, 0.5)  # of the layers, where none does yet
+FULL = 0.9  # of the memory: where more of it stays free, it decides nothing
 NEAR = 0.02  # a makespan that exceeds its bound by less is good enough
 WORTH = 0.002  # of the makespan: a way that saves less is no reason to leave the one that is known
 LEAST_S, MOST_S = 0.5, 5.0  # that the search may take, though never more than half of what it could save
 ALWAYS_S = 0.02  # that it takes even so
+REACH = 0.05  # a way that is longer than the best by more leads to nothing better
+
+Switch = Callable[[Problem, Prediction, list[Candidate]], Iterator[Candidate]]
 
 
 def searched(problem: Problem, base: Prediction, candidates: list[Candidate], least_s: float) -> Prediction:
@@ -54,62 +69,75 @@ def searched(problem: Problem, base: Prediction, candidates: list[Candidate], le
         return best
     if problem.rows_arrive or problem.may_be_urgent:
         return best
-    search = _Steps(problem, candidates, least_s, best)
+    search = _Search(problem, candidates, least_s, best)
     starts = [best]
-    if problem.order_is_open and search.goes_on(best):
+    if problem.order_is_open and search.goes_on():
         as_they_come = predict(problem, _switched(problem, base.candidate, as_they_come=True))
         starts.append(choose_offload(problem, as_they_come))
-    usual = best
-    for start in sorted(starts, key=makespan_s):
-        best = search.better_of(best, search.from_here(start))
+    usual, best = best, search.best_from(starts)
+    if best is not usual and best.candidate.settings.offload.mode == "none":
+        moved = choose_offload(problem, best)  # which says why nothing moves where nothing does
+        saves = moved.makespan_s < (1 - WORTH) * best.makespan_s
+        best = search.best_from([moved]) if saves else moved
     if best is usual:
         return usual
     best = replace(best, usual_s=usual.makespan_s)
     return explained(problem, best, base.candidate) if best.candidate.settings.offload.streamed_layers else best
 
 
-class _Steps:
-    """What was tried, and how long it may go on."""
+class _Search:
+    """The best way so far, what was tried, and how long it may go on."""
 
     def __init__(self, problem: Problem, candidates: list[Candidate], least_s: float, usual: Prediction) -> None:
         self._problem, self._candidates, self._least_s = problem, candidates, least_s
         may_save_s = (usual.makespan_s - least_s) / 2
         allowed_s = max(ALWAYS_S, min(max(LEAST_S, PLANNING_SHARE * usual.makespan_s), MOST_S, may_save_s))
         self._until_s = sum(problem.simulated_s) + allowed_s
+        self._best = usual
         self._tried: set[tuple[object, ...]] = set()
+        self._switches = list(SWITCHES)  # the one first that helped last
 
-    def goes_on(self, best: Prediction) -> bool:
+    def goes_on(self) -> bool:
         """Whether there may be something better, and time to find it."""
-        return best.makespan_s >= (1 + NEAR) * self._least_s and sum(self._problem.simulated_s) < self._until_s
+        near = self._best.makespan_s < (1 + NEAR) * self._least_s
+        return not near and sum(self._problem.simulated_s) < self._until_s
 
-    def better_of(self, best: Prediction, option: Prediction) -> Prediction:
-        """The option, if that is worth it."""
-        saves = option.makespan_s < (1 - WORTH) * best.makespan_s
-        return option if saves and preferred(self._problem, [best, option]) is option else best
+    def best_from(self, starts: list[Prediction]) -> Prediction:
+        """The best way that is found from these: always on from the best way of which not all was tried."""
+        for start in starts:
+            self._keep(start)
+        open_ways = list(starts)
+        while self.goes_on() and open_ways:
+            way = min(open_ways, key=makespan_s)
+            if way.makespan_s > (1 + REACH) * self._best.makespan_s:
+                break
+            for switch, option in self._from(way):
+                open_ways.append(option)
+                if self._keep(option):
+                    self._switches = [switch, *(each for each in self._switches if each is not switch)]
+                    break
+            else:  # ways that take as long to the last digit are the same under other names
+                open_ways = [each for each in open_ways if each.makespan_s != way.makespan_s]
+        return self._best
 
-    def from_here(self, start: Prediction) -> Prediction:
-        """The best way that steps from one to a better one lead to."""
-        problem, best = self._problem, start
-        while (found := self._step(best)) is not best:
-            best = found
-        if best is start or best.candidate.settings.offload.mode != "none":
-            return best
-        moved = choose_offload(problem, best)  # which says why nothing moves where nothing does
-        return self.from_here(moved) if moved.makespan_s < (1 - WORTH) * best.makespan_s else moved
+    def _keep(self, option: Prediction) -> bool:
+        """Whether it is the best way by now."""
+        saves = option.makespan_s < (1 - WORTH) * self._best.makespan_s
+        otherwise = end_after_a_kill_s if self._problem.plan.max_loss == "auto" else loss_s
+        if saves and preferred(self._problem, [self._best, option], otherwise) is option:
+            self._best = option
+        return self._best is option
 
-    def _step(self, best: Prediction) -> Prediction:
-        """The first that is better than the best so far; that itself if there is none."""
-        problem, way = self._problem, best.candidate
-        for other in chain(_as_others_would(problem, way), _neighbours(problem, way, self._candidates)):
-            if not self.goes_on(best):
-                return best
-            if _key(other) in self._tried or not other.holds_all(problem):
-                continue
-            self._tried.add(_key(other))
-            option = predict(problem, other)
-            if self.better_of(best, option) is option:
-                return option
-        return best
+    def _from(self, way: Prediction) -> Iterator[tuple[Switch, Prediction]]:
+        """Ways that differ by a switch and were not tried yet, while there is time."""
+        problem = self._problem
+        for switch in tuple(self._switches):
+            for other in switch(problem, way, self._candidates):
+                if not self.goes_on():
+                    return
+                if _key(other) not in self._tried and other.holds_all(problem):
+                    self._tried.add(_key(other))
+                    yield switch, predict(problem, other)
 
 
 def _key(way: Candidate) -> tuple[object, ...]:
@@ -122,10 +150,11 @@ def _switched(problem: Problem, way: Candidate, **switches: object) -> Candidate
     return Candidate.of(problem, replace(way.settings, policy=policy), way.cost)
 
 
-def _as_others_would(problem: Problem, way: Candidate) -> Iterator[Candidate]:
+def _as_others_would(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
     """As rows come, with the others' admission and steps, in so far as the job leaves these open."""
     if problem.asks_for_offload:
         return
+    way = best.candidate
     for other in (POLICIES[name] for name in OTHERS):
         chunk_tokens = other.chunk_tokens
         if problem.engine.chunk_tokens != "auto":
@@ -143,26 +172,72 @@ def _as_others_would(problem: Problem, way: Candidate) -> Iterator[Candidate]:
         yield _switched(problem, usual, admission=other.admission, chunked=other.chunked, as_they_come=comes)
 
 
-def _neighbours(problem: Problem, way: Candidate, candidates: list[Candidate]) -> Iterator[Candidate]:
-    """Ways that differ from this one by a switch, those first that are better most often."""
-    settings, policy, offload = way.settings, way.settings.policy, way.settings.offload
+def _order(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
     if problem.order_is_open:
-        yield _switched(problem, way, as_they_come=not policy.as_they_come)
-    if offload.mode != "ahead":
-        yield from (_switched(problem, way, admission=admission) for admission in ADMISSIONS)
-    chunk_tokens = settings.limits.chunk_tokens
-    same = [each for each in candidates if each.cost.layout == way.cost.layout]
-    for other in sorted(same, key=lambda each: abs(each.settings.limits.chunk_tokens - chunk_tokens)):
-        resized = other.settings.limits.chunk_tokens != chunk_tokens
-        if resized and other.mixing is not way.mixing:
-            continue
-        resident = replace(other.settings, policy=replace(policy, mixing=other.mixing, chunked=True))
-        if not offload.streamed_layers:
-            yield Candidate.of(problem, replace(resident, offload=offload), way.cost)
-            continue
-        for more_layers in (0,) if resized else (0, *LAYERS):
-            yield from streamed_alike(problem, Candidate.of(problem, resident, way.cost), settings, more_layers)
+        comes = best.candidate.settings.policy.as_they_come
+        yield _switched(problem, best.candidate, as_they_come=not comes)
+
+
+def _admission(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
+    """What must be free before a row starts, where memory is full."""
+    if _is_full(best) and best.candidate.settings.offload.mode != "ahead":
+        yield from (_switched(problem, best.candidate, admission=admission) for admission in ADMISSIONS)
+
+
+def _steps(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
+    """The other way to mix, and other sizes of steps, those first that are near."""
+    chunk_tokens, mixing = best.candidate.settings.limits.chunk_tokens, best.candidate.mixing
+    sizes = sorted({each.settings.limits.chunk_tokens for each in candidates if each.mixing is mixing})
+    smaller = [size for size in sizes if size < chunk_tokens][-SIZES:]
+    larger = [size for size in sizes if size > chunk_tokens][:SIZES]
+    for size in sorted([chunk_tokens, *smaller, *larger], key=lambda size: abs(size - chunk_tokens)):
+        for other in candidates:
+            if other.settings.limits.chunk_tokens == size and (size == chunk_tokens or other.mixing is mixing):
+                yield from _resized(problem, best, other)
+
+
+def _layers(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
+    """More layers that stream, or fewer; the first ones where memory is full."""
+    settings = best.candidate.settings
+    if settings.offload.streamed_layers:
+        chunk_tokens = settings.limits.chunk_tokens
+        same = [
+            each
+            for each in candidates
+            if each.settings.limits.chunk_tokens == chunk_tokens and each.mixing is best.candidate.mixing
+        ]
+        for more, other in product(LAYERS, same):
+            yield from _resized(problem, best, other, more)
+    elif _is_full(best) and may_stream(problem):
+        for share in DEPTHS:
+            yield from first_streamed(problem, best.candidate, round(share * problem.shape.num_layers))
+
+
+def _rows(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
+    """Other numbers of rows side by side."""
+    way = best.candidate
     if problem.engine.max_num_seqs == "auto":
-        rows = min(settings.limits.max_num_seqs, way.state.sequences, len(problem.lengths))
+        rows = min(way.settings.limits.max_num_seqs, way.state.sequences, len(problem.lengths))
         for share in ROWS:
             yield from with_rows(problem, way, max(1, round(share * rows)))
+
+
+def _is_full(way: Prediction) -> bool:
+    return way.result.stats.peak_device_blocks > FULL * way.candidate.settings.num_blocks
+
+
+def _resized(problem: Problem, best: Prediction, other: Candidate, more_layers: int = 0) -> Iterator[Candidate]:
+    """The best way with the other's steps, and with more layers that stream where some do."""
+    way = best.candidate
+    if other.cost.layout != way.cost.layout:
+        return
+    offload, policy = way.settings.offload, replace(way.settings.policy, mixing=other.mixing, chunked=True)
+    resident = replace(other.settings, policy=policy)
+    if offload.streamed_layers:
+        alike = Candidate.of(problem, resident, way.cost)
+        yield from streamed_alike(problem, alike, way.settings, more_layers)
+    else:
+        yield Candidate.of(problem, replace(resident, offload=offload), way.cost)
+
+
+SWITCHES: tuple[Switch, ...] = (_as_others_would, _order, _admission, _steps, _layers, _rows)

@@ -20,7 +20,6 @@ from vasuki.base.arrays import Ints
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import Interrupted
 from vasuki.base.units import plural
-from vasuki.io.formats.sources import Block
 from vasuki.io.input.contents import Contents
 from vasuki.io.input.tables import InputTable, stored_text
 from vasuki.io.output.output_folder import OutputFolder
@@ -99,16 +98,9 @@ class KnownAnswers:
     ) -> Iterator[Totals]:
         """Copy the answers, once all others are in the folder, piece by piece. Raises Interrupted."""
         own = folder.answered_parts()
-        blocks = table.blocks(Selection(left_out=~self.is_known))
-        for piece in _pieces(blocks):
+        for ids, carried in self._pieces(table):
             if should_stop():
                 raise Interrupted("stopped by a signal while answers of equal rows were copied")
-            ids: dict[int, Any] = {}
-            carried: dict[str, dict[int, Any]] = {name: {} for name in table.carried_types}
-            for block in piece:
-                ids |= zip(block.rows, table.ids(block), strict=True)
-                for name, values in table.carried(block).items():
-                    carried[name] |= zip(block.rows, values, strict=True)
             rows = np.array(sorted(ids), np.int64)
             copied = [_copied(*each) for each in self._sources(rows, own)]
             if not copied:
@@ -124,6 +116,20 @@ class KnownAnswers:
                 )
                 lines = lines.set_column(lines.column_names.index(name), schema.field(name), own_values)
             yield folder.add_copies(lines, of_line)
+
+    def _pieces(self, table: InputTable) -> Iterator[tuple[dict[int, Any], dict[str, dict[int, Any]]]]:
+        """Ids of the rows that are copied, and what is carried along with them, by row: all that is kept of a block."""
+        ids: dict[int, Any] = {}
+        carried: dict[str, dict[int, Any]] = {name: {} for name in table.carried_types}
+        for block in table.blocks(Selection(left_out=~self.is_known)):
+            ids |= zip(block.rows, table.ids(block), strict=True)
+            for name, values in table.carried(block).items():
+                carried[name] |= zip(block.rows, values, strict=True)
+            if len(ids) >= _MOST_ROWS:
+                yield ids, carried
+                ids, carried = {}, {name: {} for name in carried}
+        if ids:
+            yield ids, carried
 
     def _sources(self, rows: Ints, own: list[LabelledPart]) -> Iterator[tuple[LabelledPart, Ints, Ints]]:
         """The parts that have answers of some rows: which of those, and of which rows there."""
@@ -145,17 +151,6 @@ def _copied(labelled: LabelledPart, rows: Ints, sources: Ints) -> tuple[Any, Int
     counts = end - begin
     lines = np.repeat(begin - np.concatenate([[0], counts.cumsum()[:-1]]), counts) + np.arange(counts.sum())
     return table.take(lines), np.repeat(rows, counts)
-
-
-def _pieces(blocks: Iterator[Block]) -> Iterator[list[Block]]:
-    piece: list[Block] = []
-    for block in blocks:
-        piece.append(block)
-        if sum(len(each.rows) for each in piece) >= _MOST_ROWS:
-            yield piece
-            piece = []
-    if piece:
-        yield piece
 
 
 def _stored(value: Any, arrow_type: pa.DataType) -> Any:

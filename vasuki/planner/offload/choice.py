@@ -79,11 +79,14 @@ def _keeps_victims(problem: Problem) -> bool:
     return may_move and (policy.parks or (problem.may_be_urgent and policy.urgent_first))
 
 
+def may_stream(problem: Problem) -> bool:
+    """Whether the job lets layers be streamed."""
+    return "stream" in _modes(problem) and problem.shape.in_blocks
+
+
 def most_kv_tokens(problem: Problem, candidate: Candidate) -> int:
     """Tokens that a row of this candidate may have, with layers streamed where the job lets them be."""
-    if "stream" in _modes(problem) and problem.shape.in_blocks:
-        return most_streamed_tokens(problem, candidate)
-    return candidate.settings.kv_tokens
+    return most_streamed_tokens(problem, candidate) if may_stream(problem) else candidate.settings.kv_tokens
 
 
 def _modes(problem: Problem) -> tuple[OffloadMode, ...]:

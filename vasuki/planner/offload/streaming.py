@@ -72,6 +72,15 @@ def streamed_alike(
     yield option if isinstance(room, str) else replace(option, settings=replace(settings, offload=room))
 
 
+def first_streamed(problem: Problem, resident: Candidate, layers: int) -> Iterator[Candidate]:
+    """The candidate with this many layers streamed, in the blocks that arithmetic finds best."""
+    if _why_not(problem, resident, asked=False):
+        return
+    sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
+    options = [_with_depth(problem, with_blocks(problem, resident, size), layers, saving=True) for size in sizes]
+    yield from sorted((option for option in options if option), key=_request_s)[:1]
+
+
 def _why_not(problem: Problem, candidate: Candidate, asked: bool) -> str:
     """Why no layer can be streamed, or should, which a job that asks for it does all the same; empty if some can."""
     if problem.shape.num_layers < 2:

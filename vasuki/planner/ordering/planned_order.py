@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -101,7 +102,14 @@ def solve_order(
         if lengths and not lengths.knows_enough:
             order = _longest_ahead(order, prompts, outputs, capacity.kv_tokens)
         return Ordered(order.tolist(), "greedy")
-    return Ordered(greedy_order(instance).tolist(), "greedy")
+    return Ordered(list(_greedy(prompts.tobytes(), outputs.tobytes(), capacity)), "greedy")
+
+
+@lru_cache(maxsize=256)
+def _greedy(prompts: bytes, outputs: bytes, capacity: Capacity) -> tuple[int, ...]:
+    """The order of few rows, which planning asks for again and again as it tries ways to run them."""
+    instance = _instance(np.frombuffer(prompts, np.int64), np.frombuffer(outputs, np.int64), capacity)
+    return tuple(greedy_order(instance).tolist())
 
 
 def searched_order(

@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from ray_nodes import two_nodes
-from replicas_job import NUM_ROWS, answers, job_into
+from replicas_job import NUM_ROWS, QUIET, answers, job_into
+from tiny_job import WORDS
 
 from vasuki.base import commits
-from vasuki.base.config import load_job
+from vasuki.base.config import load_job, parse_job
 from vasuki.base.errors import Interrupted, JobFileError
 from vasuki.commands.cli import main
 from vasuki.io.output.output_folder import OutputFolder
@@ -82,6 +84,23 @@ def test_answers_are_those_of_one_device(cluster: Any, job: Path, expected: pa.T
     assert answers(job).equals(expected)
     assert manifest.rows.succeeded == NUM_ROWS
     assert manifest.device["replicas"] == 2
+
+
+@pytest.mark.parametrize("task", [{"task": "score"}, {"task": "embed", "embed": {"pooling": "mean"}}], ids=str)
+def test_what_is_asked_in_place_of_an_answer_is_the_same_too(
+    cluster: Any, tmp_path: Path, tiny_model: Path, task: dict[str, Any]
+) -> None:
+    texts, source = [" ".join(WORDS[: 1 + row % 5]) for row in range(40)], tmp_path / "in.parquet"
+    pq.write_table(pa.table({"id": range(40), "text": texts}), source)
+    tables = []
+    for name, options in (("one", QUIET), ("two", on(cluster.address))):
+        rows = {"path": str(source), "id": "id", "prompt": "{text}", "chat": False, "duplicates": "each"}
+        tree = {"model": {"path": str(tiny_model), "dtype": "float32"}, "input": rows, **task}
+        run_job(parse_job({**tree, "output": {"path": str(tmp_path / name)}}), options)
+        parts = [pq.read_table(part) for part in (tmp_path / name).glob("part-*.parquet")]
+        tables.append(pa.concat_tables(parts).sort_by("id"))
+    assert tables[0].num_rows == 40
+    assert tables[0].equals(tables[1])
 
 
 def test_an_actor_that_is_killed_is_started_again(
