@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vasuki.base.config import JobConfig, load_job, parse_job
+from vasuki.base.config import JobConfig
+from vasuki.base.job_file import load_job, parse_job
 from vasuki.io.batch import as_arrow, batch_job, with_answers
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import Simulated

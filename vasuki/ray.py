@@ -11,7 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vasuki.base.config import JobConfig, load_job
+from vasuki.base.config import JobConfig
+from vasuki.base.job_file import load_job
 from vasuki.io.batch import batch_job, with_answers
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import Runner

@@ -102,7 +102,7 @@ def _bench(options: argparse.Namespace, workload: Path) -> dict[str, Any]:
 
 def _run(model: str, overrides: list[str], workload: Path) -> dict[str, Any]:
     """The manifest of one run in this process."""
-    from vasuki.base.config import load_job
+    from vasuki.base.job_file import load_job
     from vasuki.runs.options import RunOptions
     from vasuki.runs.run import run_job
 

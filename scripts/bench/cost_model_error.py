@@ -22,14 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vasuki.machines.cost_model import OperatorModel
-from vasuki.machines.profile import (
-    ElementwiseOperator,
-    ElementwisePoints,
-    HardwareProfile,
-    MatmulPoints,
-    Measured,
-    Rates,
-)
+from vasuki.machines.measured_points import ElementwiseOperator, ElementwisePoints, MatmulPoints, Measured, Rates
+from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 

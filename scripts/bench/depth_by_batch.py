@@ -22,17 +22,20 @@ from typing import Any
 import numpy as np
 import transformers
 
-from vasuki.base.config import KVConfig, parse_job
+from vasuki.base.config import KVConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.engine.loop import drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf import ragged_executor
 from vasuki.hf.kv.kv_mover import ThreadCopyEngine
-from vasuki.hf.loading.load_model import LoadedModel, load_model
+from vasuki.hf.loading.load_model import load_model
+from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.here.measured import Tokens
-from vasuki.machines.profile import HardwareProfile, Link, LinkPoint
+from vasuki.machines.link import Link, LinkPoint
+from vasuki.machines.profile import HardwareProfile
 from vasuki.planner import make_plan
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan

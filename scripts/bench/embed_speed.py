@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ours import answers, seconds_taken
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 
 PEER = """
 import json, sys, time

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ours import answers, options_of, seconds_taken, texts_of
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
+from vasuki.base.job_file import parse_job
 
 SAME, CHANGED = 0.4, 0.02
 

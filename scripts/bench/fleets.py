@@ -16,7 +16,8 @@ from functools import cache
 
 import numpy as np
 
-from vasuki.base.config import KVConfig, parse_job
+from vasuki.base.config import KVConfig
+from vasuki.base.job_file import parse_job
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout

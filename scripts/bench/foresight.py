@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests" / "io"))
 from object_store import BUCKET, ObjectStore  # noqa: E402
 
 from vasuki.base import commits  # noqa: E402
-from vasuki.base.config import load_job  # noqa: E402
+from vasuki.base.job_file import load_job  # noqa: E402
 from vasuki.runs.options import RunOptions  # noqa: E402
 from vasuki.runs.run import run_job  # noqa: E402
 

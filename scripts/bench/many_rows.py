@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.settings import EngineSettings
 

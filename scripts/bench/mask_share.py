@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import torch
 from typed_content import ASKED, FIELDS, TOLD
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 from vasuki.hf.constraints import Constraints
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.runs.options import RunOptions

@@ -33,8 +33,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from vasuki.base.config import load_job
 from vasuki.base.errors import VasukiError
+from vasuki.base.job_file import load_job
 from vasuki.hf.profiler import profile_machine
 from vasuki.machines.profile_writing import write_profile
 from vasuki.models.config_json import shape_from_config

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ours import answers, options_of, texts_of
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "as planned": {},

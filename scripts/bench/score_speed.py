@@ -24,7 +24,7 @@ import torch
 from ours import answers, seconds_taken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 
 BATCH = 16
 

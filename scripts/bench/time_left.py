@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence

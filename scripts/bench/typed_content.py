@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from ours import answers
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.constraint import schema_of
+from vasuki.base.job_file import parse_job
 
 FIELDS: dict[str, Any] = {
     "summary": "string",

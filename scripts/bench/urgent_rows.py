@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
+from vasuki.base.job_file import parse_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence

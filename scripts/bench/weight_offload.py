@@ -32,7 +32,8 @@ from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.kv.kv_mover import StreamedLayers, ThreadCopyEngine
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.weights import decoder_layers, place_weights
 from vasuki.hf.ragged_executor import build_executor

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from vasuki.base.config import JobConfig, parse_bytes, parse_seconds
+from vasuki.base.config import JobConfig
+from vasuki.base.config_values import parse_bytes, parse_seconds
 from vasuki.commands.job_schema import meanings_of
 
 SIZE, TIME = "size", "time"

@@ -35,7 +35,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from vasuki.base.errors import ModelError, one_line
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
-from vasuki.hf.loading.load_model import LoadedModel, prepare, prepare_padded
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare, prepare_padded
 from vasuki.hf.padded.probe import fewest_rows
 from vasuki.models.config_json import ENCODERS, shape_from_config
 from vasuki.models.shape import BACKENDS, Backend

@@ -30,13 +30,15 @@ from reproduce_table import Options, Table
 from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes, admission_for
 from vasuki.arrivals.admission import Pack
 from vasuki.arrivals.gathering import Gathering
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
+from vasuki.base.job_file import parse_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams
 from vasuki.engine.sequence import Sequence as Row
-from vasuki.hf.loading.load_model import LoadedModel, load_model
+from vasuki.hf.loading.load_model import load_model
+from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.cost_model import CostModel
 from vasuki.planner import TimeLeft

@@ -28,7 +28,8 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
-from vasuki.hf.loading.load_model import LoadedModel, load_model
+from vasuki.hf.loading.load_model import load_model
+from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.padded.forward import Padded
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.models.shape import Backend

@@ -20,7 +20,7 @@ import write_page
 from sklearn.ensemble import RandomForestRegressor
 
 from vasuki.hf.kv.kv_mover import ThreadCopyEngine
-from vasuki.machines.profile import Link, LinkPoint
+from vasuki.machines.link import Link, LinkPoint
 
 SMALLEST, LARGEST = 12, 27  # powers of two, bytes
 SIZES, TIMES = 160, 15

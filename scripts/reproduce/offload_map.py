@@ -27,8 +27,9 @@ import numpy as np
 from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.engine.offload import OffloadMode
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.link import Link, LinkPoint
 from vasuki.machines.memory_budget import memory_budget
-from vasuki.machines.profile import HardwareProfile, Link, LinkPoint
+from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.models.shape import ModelShape

@@ -37,7 +37,7 @@ from vasuki.engine.rectangles import Rows
 from vasuki.engine.sequence import Request, Sequence, Status
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.engine.shaping import Shaped
-from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.padded.forward import Padded
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.models.shape import Backend

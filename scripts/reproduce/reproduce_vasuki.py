@@ -33,8 +33,9 @@ from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
 from vasuki.machines.cost_model import CostModel, StepWork
+from vasuki.machines.link import Link, LinkPoint
 from vasuki.machines.memory_budget import MemoryBudget, memory_budget
-from vasuki.machines.profile import HardwareProfile, Link, LinkPoint
+from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan

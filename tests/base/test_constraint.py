@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from vasuki.base.config import parse_job
 from vasuki.base.constraint import MOST_BYTES, Constraint, schema_of
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.base.yaml_text import read_yaml
 from vasuki.runs.ignored import refuse_ignored
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from vasuki.base.config import load_job
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import load_job
 from vasuki.base.yaml_text import read_yaml
 from vasuki.commands.cli import main
 

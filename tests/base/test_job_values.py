@@ -9,8 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from vasuki.base.config import JobConfig, load_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import load_job
 from vasuki.base.units import seconds_of
 
 TRUE, FALSE = ("true", "True", "yes", "on"), ("false", "False", "no", "off")

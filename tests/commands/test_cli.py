@@ -20,8 +20,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from vasuki.base.config import parse_job
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.commands.cli import main
 from vasuki.commands.job_schema import job_schema
 from vasuki.io.output.output_folder import OutputFolder
@@ -442,7 +442,7 @@ def test_a_bug_is_a_json_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("one\ntwo")
 
-    monkeypatch.setattr("vasuki.base.config.load_job", fail)
+    monkeypatch.setattr("vasuki.base.job_file.load_job", fail)
     result = CliRunner().invoke(main, ["run", str(tmp_path / "job.yaml"), "--log-format", "json"])
     (line,) = json_lines(result)
     assert (result.exit_code, line["exit_code"]) == (1, 1)

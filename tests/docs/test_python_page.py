@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import vasuki
-from vasuki.base.config import parse_job
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL)

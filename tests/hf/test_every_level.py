@@ -24,7 +24,7 @@ from tiny_models import run as run_requests
 
 from vasuki.commands.cli import main
 from vasuki.hf.kernels.levels import AVX512_BF16, NONE, VARIABLE, Level
-from vasuki.hf.loading.load_model import prepare
+from vasuki.hf.loading.prepare import prepare
 
 MODELS = [*ARCHITECTURES, *RECURRENT]
 # The lowest one of x86-64 that rounds for products, emulated if it must be.

@@ -11,7 +11,8 @@ from tiny_models import NoTokenizer, hopeful, prompts, random_model, requests_of
 
 from vasuki.engine.sequence import FinishReason, Request, SamplingParams, Sequence
 from vasuki.hf.kernels.native import find_compiler
-from vasuki.hf.loading.load_model import LoadedModel, prepare, prepare_padded
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare, prepare_padded
 from vasuki.hf.sampler import NO_TOKEN, sample
 
 BAD = 3  # a token whose embedding is broken

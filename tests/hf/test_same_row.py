@@ -17,7 +17,8 @@ from transformers.activations import ACT2FN
 from vasuki.engine.sequence import Request
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.kernels.levels import AMX, NONE
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.loading.varying import why_rows_vary
 
 VARYING = {"jamba"}  # whose mixer torch multiplies

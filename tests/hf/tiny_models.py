@@ -28,7 +28,8 @@ from vasuki.hf.kernels.levels import Level
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, ThreadCopyEngine
-from vasuki.hf.loading.load_model import LoadedModel, prepare, prepare_padded
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare, prepare_padded
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.recurrent.states import StateCache

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, WriteParquet
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
+from vasuki.base.job_file import parse_job
 from vasuki.engine.sequence import Request
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import open_table

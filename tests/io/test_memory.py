@@ -18,7 +18,7 @@ STREAM = """
 import json, resource, sys
 sys.path.insert(0, sys.argv[1])
 from rooms import ByteTokenizer
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.io.input.requests import RequestStream
 from vasuki.io.input.tables import open_table
 import numpy, pyarrow.parquet, vasuki.io.output.output_folder

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vasuki.base.config import EngineConfig, KVConfig, PlanConfig, parse_job
+from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape

@@ -18,8 +18,9 @@ from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES, Admission, Mixing
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.measured_points import AttentionPoint, AttentionPoints, InStep, Measured
 from vasuki.machines.memory_budget import kv_tokens_at_most
-from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
+from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout, spread_buffers
 from vasuki.models.named import named_shape

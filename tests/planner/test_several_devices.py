@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 from vasuki.base.units import time_text
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout

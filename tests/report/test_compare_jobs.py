@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.planner.lengths import read_lengths
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "compare"

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from tiny_job import WORDS, job_tree, write_tiny_model
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, OutputInUse
+from vasuki.base.job_file import parse_job
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import read_manifest
 from vasuki.runs.options import RunOptions

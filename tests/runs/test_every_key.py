@@ -15,8 +15,9 @@ import pytest
 from pydantic import BaseModel
 
 from vasuki.arrivals import Gathering
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.engine.policy import POLICIES
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Ran, read_manifest

@@ -13,7 +13,8 @@ import transformers
 from click.testing import CliRunner
 from openai.types.chat import ChatCompletion
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
+from vasuki.base.job_file import parse_job
 from vasuki.commands.cli import main
 from vasuki.runs.run import run_job
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_job import WORDS, job_tree
 
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.commands.cli import main
 from vasuki.machines.here import cpu, measured
 from vasuki.machines.here.cpu import typical_of
@@ -150,7 +150,7 @@ def test_a_plan_with_a_cached_profile_imports_nothing_large(job: Path, tmp_path:
     code = f"""
 import sys
 from vasuki.runs.workload import shape_of
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.machines.here import cpu, device
 from vasuki.machines.here.measured import cache_key, keep
 from vasuki.machines.here.cpu import typical_of

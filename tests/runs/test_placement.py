@@ -17,8 +17,9 @@ import yaml
 from click.testing import CliRunner
 from tiny_job import WORDS, job_tree
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError, ModelError
+from vasuki.base.job_file import parse_job
 from vasuki.commands.cli import main
 from vasuki.hf.device.device import device_name, total_bytes
 from vasuki.hf.kernels import levels, varlen

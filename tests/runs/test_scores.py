@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from tiny_job import WORDS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.commands.check import check_job
 from vasuki.commands.cli import main
 from vasuki.io.location import Location

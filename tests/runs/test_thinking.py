@@ -13,8 +13,9 @@ import torch
 from tiny_job import WORDS, write_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.commands.check import check_job
 from vasuki.runs.run import run_job
 

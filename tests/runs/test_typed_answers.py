@@ -23,8 +23,9 @@ import transformers
 from llguidance import LLMatcher
 from llguidance.hf import from_tokenizer
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError, ModelError
+from vasuki.base.job_file import parse_job
 from vasuki.commands.check import check_job
 from vasuki.runs.run import run_job
 

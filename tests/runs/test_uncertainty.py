@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 from vasuki.machines.here.measured import MachineProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape

@@ -18,8 +18,9 @@ from tiny_job import WORDS, write_tiny_model
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError, ModelError
+from vasuki.base.job_file import parse_job
 from vasuki.commands.check import check_job
 from vasuki.runs.run import run_job
 

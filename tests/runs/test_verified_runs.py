@@ -15,8 +15,8 @@ from resumed_job import NUM_ROWS, job_into
 from run_nursery import Nursery, Order
 from tiny_job import write_tiny_model
 
-from vasuki.base.config import load_job
 from vasuki.base.errors import InputError, JobFileError
+from vasuki.base.job_file import load_job
 from vasuki.commands.cli import main
 from vasuki.io.location import Location
 from vasuki.io.output.parts import read_label, to_parquet

@@ -21,8 +21,8 @@ import yaml
 from click.testing import CliRunner
 from tiny_job import WORDS, job_tree
 
-from vasuki.base.config import load_job
 from vasuki.base.errors import InputError
+from vasuki.base.job_file import load_job
 from vasuki.commands.cli import main
 from vasuki.io.location import Location, find_files
 from vasuki.runs.options import RunOptions

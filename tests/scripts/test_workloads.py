@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from workloads import SHAPES, WORKLOADS, sum_of, write_model
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 

@@ -1,6 +1,7 @@
 """What every room stands on.
 
-config    job.yaml -> JobConfig; yaml_text: YAML, read with care; schema: what is wrong with a file, in words
+config    what a job says, section by section; config_values: what a value may look like
+job_file  job.yaml -> JobConfig; yaml_text: YAML, read with care; schema: what is wrong with a file, in words
 logs      what goes to stderr
 errors    exceptions with their exit codes
 units     figures as people read them

@@ -1,7 +1,6 @@
-"""job.yaml -> JobConfig: one frozen object that says everything a job needs, checked before anything is loaded.
+"""JobConfig: one frozen object that says everything a job needs, checked before anything is loaded.
 
-Unknown keys are refused, with the closest known key suggested. `--set key.path=value` is applied to the YAML tree
-before checking, so the command line obeys the same rules as the file. The description of each field is the reference
+Unknown keys are refused, with the closest known key suggested. The description of each field is the reference
 documentation.
 """
 
@@ -9,39 +8,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import pydantic
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
-    Discriminator,
     Field,
-    PlainSerializer,
-    Tag,
-    WithJsonSchema,
     model_validator,
 )
 
+from vasuki.base.config_values import (
+    MAX_SAMPLES,
+    Bytes,
+    Column,
+    JsonSchema,
+    OrColumn,
+    OrInline,
+    OutputLength,
+    Place,
+    Seconds,
+    Section,
+    StopStrings,
+)
 from vasuki.base.constraint import CONSTRAINTS, Constraint, Kind, schema_of
-from vasuki.base.errors import JobFileError, one_line
-from vasuki.base.files import read_short
-from vasuki.base.schema import explain
-from vasuki.base.units import seconds_of
-from vasuki.base.urls import without_keys
-from vasuki.base.yaml_text import read_yaml
+from vasuki.base.errors import JobFileError
 
 Auto = Literal["auto"]
-T = TypeVar("T")
 
-_MOST_BYTES = 2**20  # of a job file
 # Keys that jobs were hashed without before there were such, and still are where they say nothing.
 _LATER_KEYS = (
     ("input", "csv"),
@@ -66,110 +61,9 @@ _LATER_KEYS = (
     ("sampling", "bad_words"),
     ("sampling", "stop_token_ids"),
 )
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
-def parse_bytes(value: Any) -> Any:
-    """`"8GiB"` -> 8589934592. Numbers pass through."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", value)
-    if not match or match[2].lower() not in _UNITS:
-        raise ValueError(f"{value!r} is not a size; write it like 512MiB or 8GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def parse_seconds(value: Any) -> Any:
-    """`"10 min"` -> 600.0. Numbers pass through."""
-    return seconds_of(value) if isinstance(value, str) else value
-
-
-_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}
-Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0), WithJsonSchema(_OR_TEXT)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds), Field(gt=0), WithJsonSchema(_OR_TEXT)]
-
-
-def read_schema(value: Any) -> Any:
-    """A JSON schema from the file that a job names, once: replicas may have no such file. Others pass through."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(read_short(value, _MOST_BYTES)) if value else {}
-    except OSError as error:
-        raise ValueError(f"cannot read {value}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ValueError(f"{value} is not JSON: {one_line(error)}") from None
-
-
-JsonSchema = Annotated[
-    dict[str, Any], BeforeValidator(read_schema), WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]})
-]
-
-
-# A path or URL, whose keys are in no file that we write.
-Place = Annotated[str, PlainSerializer(without_keys, when_used="json")]
-
-
-def _without_empty(stops: tuple[str, ...]) -> tuple[str, ...]:
-    """An empty string would end every answer before it begins."""
-    if "" in stops:
-        raise ValueError("holds an empty string")
-    return stops
-
-
-StopStrings = Annotated[tuple[str, ...], AfterValidator(_without_empty)]
-MAX_SAMPLES = 16_384  # of a row: they are held until the last is done, and one wrong number must not fill the memory
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Column(_Section):
-    """A setting taken from a column of the input, row by row."""
-
-    column: str
-    """Name of the input column."""
-
-
-class Quantile(_Section):
-    """A setting taken from a quantile of a distribution."""
-
-    quantile: Annotated[float, Field(gt=0, le=1)]
-    """Between 0 and 1; 0.9 means that nine rows in ten are at most this long."""
-
-
-def _spelling(value: Any) -> str:
-    """Which member of a union a value means, so that a mistake is explained for that member alone."""
-    if isinstance(value, Quantile) or (isinstance(value, Mapping) and "quantile" in value):
-        return "<quantile>"
-    return "<column>" if isinstance(value, (Column, Mapping)) else "<value>"
-
-
-def _is_column(value: Mapping[str, Any]) -> bool:
-    return value.keys() == {"column"} and isinstance(value["column"], str)
-
-
-# A setting that is either one value for all rows or `{column: name}`.
-OrColumn = Annotated[
-    Annotated[Column, Tag("<column>")] | Annotated[T, Tag("<value>")],
-    Discriminator(lambda value: "<column>" if _spelling(value) == "<quantile>" else _spelling(value)),
-]
-# The same for a setting that is a mapping itself.
-OrInline = Annotated[
-    Annotated[Column, Tag("<column>")] | Annotated[T, Tag("<value>")],
-    Discriminator(lambda value: _spelling(value) if not isinstance(value, Mapping) or _is_column(value) else "<value>"),
-]
-OutputLength = Annotated[
-    Annotated[Column, Tag("<column>")]
-    | Annotated[Quantile, Tag("<quantile>")]
-    | Annotated[Literal["max", "auto"], Tag("<value>")],
-    Discriminator(_spelling),
-]
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Which model answers."""
 
     path: str = ""
@@ -194,7 +88,7 @@ class ModelConfig(_Section):
         return self
 
 
-class MessageTemplate(_Section):
+class MessageTemplate(Section):
     """One message of a conversation, written as a template over columns."""
 
     role: Annotated[str, Field(min_length=1)]
@@ -222,7 +116,7 @@ def _known_encoding(name: str) -> str:
     return name
 
 
-class CsvConfig(_Section):
+class CsvConfig(Section):
     """How CSV files are written, where their first lines leave doubt."""
 
     delimiter: Annotated[str, BeforeValidator(_delimiter), Field(min_length=1)] = "auto"
@@ -255,7 +149,7 @@ def _date_or_time(text: str) -> str:
     return text
 
 
-class InputConfig(_Section):
+class InputConfig(Section):
     """Where the rows come from and which columns make the prompt."""
 
     path: Place
@@ -347,7 +241,7 @@ class InputConfig(_Section):
         return self
 
 
-class OutputConfig(_Section):
+class OutputConfig(Section):
     """Where the answers go."""
 
     path: Place
@@ -388,7 +282,7 @@ class OutputConfig(_Section):
 warnings.filterwarnings("ignore", 'Field name "schema"')  # of pydantic, which once had a method of that name
 
 
-class SamplingConfig(_Section):
+class SamplingConfig(Section):
     """How tokens are chosen. Each setting is a value or `{column: name}`. Of the model's generation_config.json, only
     what ends an answer is used; a warning names other settings that would change greedy output."""
 
@@ -434,7 +328,7 @@ class SamplingConfig(_Section):
     """Texts of which each answer is one."""
 
 
-class PlanConfig(_Section):
+class PlanConfig(Section):
     """How the rows are ordered."""
 
     solver: Literal["auto", "greedy", "local_search", "milp", "fifo"] = "auto"
@@ -460,7 +354,7 @@ class PlanConfig(_Section):
         return self.output_length.column if isinstance(self.output_length, Column) else ""
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """How steps are formed and executed."""
 
     policy: Literal[
@@ -505,7 +399,7 @@ class EngineConfig(_Section):
     device, otherwise as many as make the job fastest, within `kv.host_memory`."""
 
 
-class KVConfig(_Section):
+class KVConfig(Section):
     """Memory for keys and values."""
 
     block_tokens: Auto | Annotated[int, Field(ge=1)] = "auto"
@@ -532,7 +426,7 @@ class KVConfig(_Section):
         return self.offload not in ("auto", "none")
 
 
-class ArrivalsConfig(_Section):
+class ArrivalsConfig(Section):
     """How `engine.policy: prefill-packing` gathers and packs rows that arrive, in `simulate` and `watch`, for
     comparison: as the paper Dynamic Prefill Packing does, whose other numbers are constants. `engine.chunk_tokens` is
     what a batch may hold, 20,000 prompt tokens by default; a longer prompt gets its own."""
@@ -548,7 +442,7 @@ class ArrivalsConfig(_Section):
     """Most rows to gather; 1 holds none back."""
 
 
-class ErrorsConfig(_Section):
+class ErrorsConfig(Section):
     """When failed rows fail the job."""
 
     max_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -558,14 +452,14 @@ class ErrorsConfig(_Section):
     `tries` counts."""
 
 
-class ScoreConfig(_Section):
+class ScoreConfig(Section):
     """What `task: score` makes of several continuations."""
 
     normalization: Literal["none", "tokens", "bytes"] = "none"
     """What their log-probabilities are divided by, for `best` and `probabilities`."""
 
 
-class EmbedConfig(_Section):
+class EmbedConfig(Section):
     """How `task: embed` makes a vector of a text."""
 
     pooling: Literal["auto", "mean", "last", "cls"] = "auto"
@@ -582,7 +476,7 @@ class EmbedConfig(_Section):
     itself, if it does."""
 
 
-class CostConfig(_Section):
+class CostConfig(Section):
     """What the machine costs."""
 
     price_per_hour: Annotated[float, Field(ge=0)] | None = None
@@ -591,7 +485,7 @@ class CostConfig(_Section):
     """Currency of all amounts."""
 
 
-class JobConfig(_Section):
+class JobConfig(Section):
     """A whole job."""
 
     name: str = "job"
@@ -698,75 +592,3 @@ class JobConfig(_Section):
                 del deciding[section][key]  # as before there was such a key
         deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def load_job(path: str | Path, overrides: Iterable[str] = (), trusts_code: bool = False) -> JobConfig:
-    """Read a job file and apply `key.path=value` overrides.
-
-    Args:
-        path: of the file; `/dev/stdin` reads what is piped in.
-        overrides: replace what the file says.
-        trusts_code: whether code that comes with a model may run, if the job asks for it too.
-
-    Raises:
-        JobFileError: the file is missing, is not YAML, does not describe a job, or asks for a model's code untrusted.
-    """
-    try:
-        tree = read_yaml(read_short(path, _MOST_BYTES))
-    except OSError as error:
-        raise JobFileError(f"cannot read job file {path}: {error.strerror or error}") from None
-    except ValueError as error:  # also if it is not UTF-8
-        raise JobFileError(f"{path} is not valid YAML: {one_line(error)}") from None
-    if not isinstance(tree, dict):
-        raise JobFileError(f"{path} does not describe a job: expected keys such as model, input and output")
-    config = parse_overrides(overrides, tree, source=str(path))
-    if config.model.trust_remote_code and not trusts_code:
-        raise JobFileError(
-            f"{path}: model.trust_remote_code runs code that comes with {config.model.path}; if you trust its author, "
-            "add --trust-remote-code, or set VASUKI_TRUST_REMOTE_CODE=1"
-        )
-    return config
-
-
-def parse_overrides(overrides: Iterable[str], tree: dict[str, Any], source: str = "--set") -> JobConfig:
-    """Apply `key.path=value` overrides to a tree and check it."""
-    for override in overrides:
-        _apply_override(tree, override)
-    return parse_job(tree, source)
-
-
-def parse_job(tree: Mapping[str, Any], source: str = "job") -> JobConfig:
-    """Check a parsed tree. Raises JobFileError with one line that names every mistake."""
-    try:
-        return JobConfig.model_validate(tree)
-    except pydantic.ValidationError as error:
-        raise JobFileError(f"{source}: " + "; ".join(explain(error, JobConfig))) from None
-
-
-def _is_text(path: Sequence[str]) -> bool:
-    """Whether the setting at this path is text and nothing else."""
-    kind: Any = JobConfig
-    for key in path:
-        is_section = isinstance(kind, type) and issubclass(kind, _Section)
-        kind = kind.model_fields[key].annotation if is_section and key in kind.model_fields else None
-    return kind is str
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    dotted, separator, text = override.partition("=")
-    if not separator or not dotted:
-        raise JobFileError(f"--set {override!r}: write it as key.path=value")
-    *parents, last = dotted.split(".")
-    try:
-        value = read_yaml(text)
-    except ValueError:  # not YAML
-        value = text
-    is_quoted = isinstance(value, str) and text.lstrip()[:1] in ("'", '"')
-    if _is_text([*parents, last]) and not is_quoted:  # though YAML reads `20261125`, `Translate: {text}` or `a # b`
-        value = text.strip()  # in another way
-    for key in parents:
-        child = tree.setdefault(key, {})
-        if not isinstance(child, dict):
-            raise JobFileError(f"--set {override!r}: {key} is a value, not a section")
-        tree = child
-    tree[last] = value

@@ -166,8 +166,8 @@ def run(
     \b
     Example:  vasuki run my-job/job.yaml --set sampling.max_tokens=64
     """
-    from vasuki.base.config import load_job
     from vasuki.base.errors import JobFileError
+    from vasuki.base.job_file import load_job
     from vasuki.report import summary_lines
     from vasuki.runs.options import RunOptions
     from vasuki.runs.run import run_job
@@ -256,7 +256,7 @@ def watch(
     Example:  vasuki watch my-job/job.yaml --set input.path=in --set output.path=out
               producer | vasuki watch my-job/job.yaml --stdin | consumer
     """
-    from vasuki.base.config import load_job
+    from vasuki.base.job_file import load_job
     from vasuki.report import summary_lines
     from vasuki.runs.options import RunOptions
     from vasuki.runs.run import answer_rows
@@ -617,7 +617,7 @@ def check(job_file: str, overrides: tuple[str, ...], trusts_code: bool, as_json:
     \b
     Example:  vasuki check my-job/job.yaml
     """
-    from vasuki.base.config import load_job
+    from vasuki.base.job_file import load_job
     from vasuki.commands.check import check_job
 
     findings = check_job(load_job(job_file, overrides, trusts_code))

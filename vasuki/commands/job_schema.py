@@ -7,7 +7,7 @@ import inspect
 import itertools
 from typing import Any
 
-from vasuki.base import config
+from vasuki.base import config, config_values
 from vasuki.base.config import JobConfig
 
 NAME = "job.schema.json"
@@ -36,7 +36,8 @@ def meanings_of(section: str) -> dict[str, str]:
     """The docstrings below the keys of a section. pydantic could read them too, but would do so at every start."""
     return {
         key.target.id: str(text.value.value)
-        for node in ast.parse(inspect.getsource(config)).body
+        for module in (config, config_values)
+        for node in ast.parse(inspect.getsource(module)).body
         if isinstance(node, ast.ClassDef) and node.name == section
         for key, text in itertools.pairwise(node.body)
         if isinstance(key, ast.AnnAssign)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vasuki.base.config import InputConfig, parse_job
+from vasuki.base.config import InputConfig
 from vasuki.base.constraint import is_array, schema_of
 from vasuki.base.errors import JobFileError, one_line
+from vasuki.base.job_file import parse_job
 from vasuki.base.yaml_text import read_yaml
 from vasuki.commands.job_schema import NAME, job_schema
 from vasuki.io.input.columns import ANSWER_COLUMNS

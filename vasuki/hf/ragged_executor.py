@@ -31,7 +31,7 @@ from vasuki.hf.kv.depth_mover import Arena, DepthMover
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
-from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.loading.triton_kernels import top_p_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.processors import Processors

@@ -54,7 +54,10 @@ def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes):
-        return value.decode("utf-8")
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError("its bytes are no UTF-8 text; write them as text, as hex() in SQL") from None
     if isinstance(value, (dict, list, bool)):
         return json_text(value)
     if isinstance(value, Decimal):

@@ -6,33 +6,20 @@ datasheets use (GB/s, TFLOP/s, microseconds), each in the key's name; properties
 
 from __future__ import annotations
 
-import functools
-import itertools
-import typing
-from bisect import bisect_right
-from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from vasuki.base.errors import ProfileError
+from vasuki.machines.link import Link
+from vasuki.machines.measured_points import Measured, Rates
 from vasuki.machines.price import Price
+from vasuki.machines.profile_values import Count, Fraction, NonNegative, Positive, ProfileSection
 
-Direction = Literal["h2d", "d2h", "both"]
 AttentionChoice = Literal["auto", "packed", "paged"]
-ElementwiseOperator = Literal["norm", "rope", "activation", "residual", "embedding"]  # "rope" with the KV write
-
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 
 
-class _ProfileSection(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Efficiency(_ProfileSection):
+class Efficiency(ProfileSection):
     """Achievable shares of the datasheet's rates. They multiply the peak rates in the cost model's rooflines."""
 
     matmul: Fraction = 0.75
@@ -47,7 +34,7 @@ class Efficiency(_ProfileSection):
     """Where the shares come from: fitted to which measurements, or assumed by what argument."""
 
 
-class Overheads(_ProfileSection):
+class Overheads(ProfileSection):
     """Fixed costs that no roofline shows."""
 
     step_us: NonNegative
@@ -65,115 +52,7 @@ class Overheads(_ProfileSection):
     """Where the figures come from."""
 
 
-class LinkPoint(_ProfileSection):
-    """Rates of copies of one size."""
-
-    bytes: Count
-    """Size of one contiguous copy."""
-    h2d: Positive
-    """GB/s from host to device, alone."""
-    d2h: Positive
-    """GB/s from device to host, alone."""
-    both: Positive
-    """GB/s in each direction while both directions run."""
-
-    def copy_s(self, direction: Direction) -> float:
-        """Seconds of one copy of this size."""
-        rate: float = getattr(self, direction)
-        return self.bytes / (rate * 1e9)
-
-
-class Link(_ProfileSection):
-    """The path between host and device memory: bandwidth by direction and copy size.
-
-    A copy takes a fixed time plus its bytes at the saturated rate, so the time between two points is interpolated
-    linearly in bytes. That keeps time monotone in size, which the searches of `planner.offload.algorithms` rely on.
-    """
-
-    kind: str
-    """For example "PCIe 4.0 x16"."""
-    copy_engines: Annotated[int, Field(ge=1, le=8)] = 2
-    """With two, the directions overlap; with one, they take turns."""
-    curve: Annotated[tuple[LinkPoint, ...], Field(min_length=1)]
-    """Points by rising size. Below the first a copy takes as long as the first; beyond the last the rate stays."""
-    source: str
-    """Measured (date, driver, script) or derived from what."""
-
-    @model_validator(mode="after")
-    def _monotone(self) -> Link:
-        for before, after in itertools.pairwise(self.curve):
-            if after.bytes <= before.bytes:
-                raise ValueError(f"curve must rise in bytes, but {after.bytes} follows {before.bytes}")
-            for direction in typing.get_args(Direction):
-                if after.copy_s(direction) < before.copy_s(direction):
-                    raise ValueError(f"a {direction} copy of {after.bytes} bytes is faster than one of {before.bytes}")
-        return self
-
-    # A simulation asks for millions of copies, so the curve is also kept as plain lists.
-
-    @functools.cached_property
-    def sizes(self) -> list[int]:
-        """Bytes of a copy at each point."""
-        return [point.bytes for point in self.curve]
-
-    @functools.cached_property
-    def seconds(self) -> dict[Direction, list[float]]:
-        """Seconds of a copy at each point."""
-        return {way: [point.copy_s(way) for point in self.curve] for way in typing.get_args(Direction)}
-
-    def copy_s(self, copy_bytes: float, direction: Direction) -> float:
-        """Seconds of one contiguous copy of pinned memory. `both`: of one direction while the other is busy too."""
-        if copy_bytes <= 0:
-            return 0.0
-        sizes, seconds = self.sizes, self.seconds[direction]
-        index = bisect_right(sizes, copy_bytes)
-        if index == 0:
-            return seconds[0]
-        low, low_s = sizes[index - 1], seconds[index - 1]
-        if index == len(sizes):
-            return low_s * copy_bytes / low
-        return low_s + (seconds[index] - low_s) * (copy_bytes - low) / (sizes[index] - low)
-
-    def bandwidth_bytes_per_s(self, copy_bytes: float, direction: Direction) -> float:
-        """Rate of copies of this size."""
-        return copy_bytes / self.copy_s(copy_bytes, direction)
-
-    def transfer_s(self, h2d_bytes: float, d2h_bytes: float, copy_bytes: float = 0) -> float:
-        """Seconds to move both amounts in copies of `copy_bytes` each (0: one copy for each direction).
-
-        With two copy engines the directions run together at the `both` rate until the shorter is done, and the rest of
-        the longer goes on alone; with one engine they take turns.
-        """
-        return self.transfers(d2h_bytes, copy_bytes)(h2d_bytes)
-
-    def transfers(self, d2h_bytes: float, copy_bytes: float) -> Callable[[float], float]:
-        """`transfer_s` as a function of `h2d_bytes` alone, for those who ask a million times."""
-        h2d_copy_s, both_copy_s = self.copy_s(copy_bytes, "h2d"), self.copy_s(copy_bytes, "both")
-        d2h_alone_s = self._one_way_s(d2h_bytes, copy_bytes, "d2h")
-        d2h_both_s = self._one_way_s(d2h_bytes, copy_bytes, "both")
-        takes_turns = not d2h_bytes or self.copy_engines == 1
-
-        def seconds(h2d_bytes: float) -> float:
-            if not copy_bytes or h2d_bytes <= copy_bytes:
-                h2d_alone_s, h2d_both_s = self.copy_s(h2d_bytes, "h2d"), self.copy_s(h2d_bytes, "both")
-            else:
-                copies = h2d_bytes / copy_bytes
-                h2d_alone_s, h2d_both_s = copies * h2d_copy_s, copies * both_copy_s
-            if takes_turns or not h2d_bytes:
-                return h2d_alone_s + d2h_alone_s
-            if h2d_both_s < d2h_both_s:
-                return h2d_both_s + d2h_alone_s * (1 - h2d_both_s / d2h_both_s)
-            return d2h_both_s + h2d_alone_s * (1 - d2h_both_s / h2d_both_s)
-
-        return seconds
-
-    def _one_way_s(self, num_bytes: float, copy_bytes: float, direction: Direction) -> float:
-        if not copy_bytes or num_bytes <= copy_bytes:
-            return self.copy_s(num_bytes, direction)
-        return num_bytes / copy_bytes * self.copy_s(copy_bytes, direction)
-
-
-class Interconnect(_ProfileSection):
+class Interconnect(ProfileSection):
     """The path between devices of one machine."""
 
     kind: str
@@ -186,7 +65,7 @@ class Interconnect(_ProfileSection):
     """Where the figures come from."""
 
 
-class Power(_ProfileSection):
+class Power(ProfileSection):
     """What the device draws."""
 
     idle_w: NonNegative
@@ -195,166 +74,7 @@ class Power(_ProfileSection):
     """The board's limit."""
 
 
-def _check_pairs(tokens: tuple[int, ...], values: tuple[float, ...], name: str) -> None:
-    if len(tokens) != len(values) or not tokens:
-        raise ValueError(f"tokens has {len(tokens)} entries and {name} has {len(values)}; they come in pairs")
-    if any(after <= before for before, after in itertools.pairwise(tokens)):
-        raise ValueError("tokens must rise")
-
-
-class _TokenSeries(_ProfileSection):
-    """Times by the number of tokens."""
-
-    tokens: tuple[Count, ...]
-    """Rows, rising."""
-    us: tuple[Positive, ...]
-    """Microseconds, one for each entry of `tokens`."""
-
-    @model_validator(mode="after")
-    def _aligned(self) -> Self:
-        _check_pairs(self.tokens, self.us, "us")
-        return self
-
-
-class MatmulPoints(_TokenSeries):
-    """Measured times of `[tokens, k] x [k, n]`."""
-
-    k: Count
-    """Inner size."""
-    n: Count
-    """Output columns."""
-    dtype: str
-    """Of inputs and weights."""
-
-
-class ElementwisePoints(_TokenSeries):
-    """Measured times of one memory-bound operator."""
-
-    operator: ElementwiseOperator
-    """Which one."""
-    bytes_per_token: Count
-    """What it reads and writes for a token."""
-
-
-class AttentionPoint(_ProfileSection):
-    """One measured attention call of one layer."""
-
-    sequences: Count
-    """In the call, all of the same lengths."""
-    tokens: Count
-    """Query tokens of each; 1 is a decode."""
-    context: Count
-    """Context of each after the call."""
-    us: Positive
-    """Microseconds."""
-
-
-class AttentionPoints(_ProfileSection):
-    """Measured attention of one head layout."""
-
-    heads: Count
-    """Query heads."""
-    kv_heads: Count
-    """Key and value heads."""
-    head_dim: Count
-    """Size of a head."""
-    dtype: str
-    """Of queries, and of keys and values unless they are kept in another."""
-    kv_dtype: str = ""
-    """Of keys and values, where they are."""
-    points: Annotated[tuple[AttentionPoint, ...], Field(min_length=1)]
-    """In any order."""
-
-
-class RecurrentPoint(_ProfileSection):
-    """One measured call of a recurrent layer."""
-
-    sequences: Count
-    """In the call, all of the same lengths."""
-    tokens: Count
-    """Of each; 1 is a decode."""
-    us: Positive
-    """Microseconds."""
-
-
-class RecurrentPoints(_ProfileSection):
-    """A measured layer that carries a state from token to token, its matrices included."""
-
-    matrices: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2)]
-    """Sizes `[k, n]`: into the layer, out of it, others."""
-    state_size: Annotated[int, Field(ge=0)]
-    """Numbers of a row that the recurrence keeps."""
-    row_bytes: Count
-    """What the layer keeps of a row, its convolution included."""
-    dtype: str
-    """Of inputs and weights."""
-    points: Annotated[tuple[RecurrentPoint, ...], Field(min_length=1)]
-    """In any order."""
-
-
-class InStep(_ProfileSection):
-    """What the operators of a step take there, over what they take alone: a step's other operators use the same caches
-    and the same memory."""
-
-    tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """Tokens of a step, rising."""
-    ratio: tuple[Positive, ...]
-    """One for each entry of `tokens`."""
-
-    @model_validator(mode="after")
-    def _aligned(self) -> Self:
-        _check_pairs(self.tokens, self.ratio, "ratio")
-        return self
-
-
-class Rates(_ProfileSection):
-    """Rates by which rooflines are drawn, in one place."""
-
-    memory_gb_per_s: Positive
-    """Of memory."""
-    peak_tflops: Annotated[dict[str, Positive], Field(min_length=1)]
-    """By dtype."""
-    processors: Count
-    """How many output tiles are computed at once."""
-    tile_rows: Count
-    """Rows of the matmul tile."""
-    matmul: Fraction
-    """Share of the peak."""
-    bandwidth: Fraction
-    """Share of the memory bandwidth."""
-    attention: Fraction
-    """Share of the peak."""
-    kv_read: Fraction
-    """Share of the memory bandwidth."""
-    launch_us: NonNegative
-    """Host time of an operator."""
-    kernel_us: NonNegative
-    """Shortest time of a kernel."""
-
-
-class Measured(_ProfileSection):
-    """Operator times that take precedence over the analytical rooflines, which then only fill in between."""
-
-    source: str
-    """Date, device, driver, script; or whose public measurements."""
-    rates: Rates | None = None
-    """Of the profile that the times were measured for. One with other rates keeps the shares of them that operators
-    reached, not the times. Not given: the profile's own, whatever they are."""
-    matmul: tuple[MatmulPoints, ...] = ()
-    """Matrix products, by size."""
-    elementwise: tuple[ElementwisePoints, ...] = ()
-    """Memory-bound operators."""
-    attention: tuple[AttentionPoints, ...] = ()
-    """Attention calls."""
-    recurrent: RecurrentPoints | None = None
-    """A recurrent layer."""
-    in_step: InStep | None = None
-    """Whole steps against the sum of their operators."""
-    spread: NonNegative = 0
-    """By what share the middle half of repeated whole steps lay apart: how far the machine's pace can be told."""
-
-
-class ProcessorLimits(_ProfileSection):
+class ProcessorLimits(ProfileSection):
     """Rates for lower bounds, where they are not a datasheet's."""
 
     peak_tflops: dict[str, Positive]
@@ -369,7 +89,7 @@ class ProcessorLimits(_ProfileSection):
     """Where the figures come from."""
 
 
-class HardwareProfile(_ProfileSection):
+class HardwareProfile(ProfileSection):
     """One accelerator, or a CPU."""
 
     name: str

@@ -69,7 +69,7 @@ def searched(problem: Problem, base: Prediction, candidates: list[Candidate], le
         return best
     if problem.rows_arrive or problem.may_be_urgent:
         return best
-    search = _Search(problem, candidates, least_s, best)
+    search = _BestFirst(problem, candidates, least_s, best)
     starts = [best]
     if problem.order_is_open and search.goes_on():
         as_they_come = predict(problem, _switched(problem, base.candidate, as_they_come=True))
@@ -85,7 +85,7 @@ def searched(problem: Problem, base: Prediction, candidates: list[Candidate], le
     return explained(problem, best, base.candidate) if best.candidate.settings.offload.streamed_layers else best
 
 
-class _Search:
+class _BestFirst:
     """The best way so far, what was tried, and how long it may go on."""
 
     def __init__(self, problem: Problem, candidates: list[Candidate], least_s: float, usual: Prediction) -> None:

@@ -37,7 +37,7 @@ from vasuki.planner.simulated import Simulated
 from vasuki.runs.opening import JobKey
 
 if TYPE_CHECKING:
-    from vasuki.hf.loading.load_model import LoadedModel
+    from vasuki.hf.loading.loaded_model import LoadedModel
 
 
 def simulated_manifest(

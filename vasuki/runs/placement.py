@@ -44,7 +44,7 @@ from vasuki.planner.plan import Plan
 from vasuki.runs.workload import shape_of
 
 if TYPE_CHECKING:
-    from vasuki.hf.loading.load_model import LoadedModel
+    from vasuki.hf.loading.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ from vasuki.runs.workers.workers import Workers
 from vasuki.runs.workload import model_tokenizer
 
 if TYPE_CHECKING:
-    from vasuki.hf.loading.load_model import LoadedModel
+    from vasuki.hf.loading.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from vasuki.base.arrays import Ints
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError, JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.base.units import duration
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, read_manifest

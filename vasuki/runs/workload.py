@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vasuki.base.config import JobConfig, load_job, parse_overrides
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import InputError
+from vasuki.base.job_file import load_job, parse_overrides
 from vasuki.base.units import plural
 from vasuki.engine.sequence import TOKEN_BYTES, USUAL, Request
 from vasuki.io.input.requests import RequestStream

@@ -28,7 +28,8 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import KVMover, copy_engine
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.loading.weights import place_weights
 from vasuki.hf.ragged_executor import build_executor
 

@@ -23,7 +23,8 @@ from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.device.device import available_bytes, describe, total_bytes
 from vasuki.hf.fused.by_torch import fuse_modules
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.ragged_executor import build_executor

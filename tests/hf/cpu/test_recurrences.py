@@ -28,7 +28,7 @@ from vasuki.base.errors import ModelError
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cpu.packed_linear import PackedLinear
-from vasuki.hf.loading.load_model import prepare
+from vasuki.hf.loading.prepare import prepare
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -38,7 +38,8 @@ from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, varlen
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.profiler import first_measure
 from vasuki.hf.ragged_executor import LaunchedStep, RaggedExecutor, build_executor
 from vasuki.hf.recurrent import states

@@ -25,7 +25,8 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf import ragged_executor
 from vasuki.hf.kv.depth_mover import DepthMover
 from vasuki.hf.kv.kv_mover import ThreadCopyEngine
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 
 LAYERS, MAX_TOKENS = 7, 14

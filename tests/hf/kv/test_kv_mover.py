@@ -23,7 +23,7 @@ from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.kv.kv_mover import Done, KVMover, StreamedLayers, ThreadCopyEngine
-from vasuki.hf.loading.load_model import prepare
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.ragged_executor import build_executor
 
 LAYOUT = KVLayout.uniform(num_layers=3, num_kv_heads=2, head_dim=4, dtype=torch.float32)

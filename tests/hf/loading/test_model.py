@@ -14,7 +14,9 @@ from tiny_models import ARCHITECTURES, NoTokenizer, load, random_config
 
 from vasuki.base.errors import ModelError
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
-from vasuki.hf.loading.load_model import LoadedModel, prepare, resolve_device, resolve_dtype
+from vasuki.hf.loading.load_model import resolve_device, resolve_dtype
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.machines.here import control_group
 from vasuki.models.config_json import shape_from_config

@@ -13,7 +13,8 @@ from tiny_models import NoTokenizer, random_model
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
-from vasuki.hf.loading.load_model import load_model, prepare_padded
+from vasuki.hf.loading.load_model import load_model
+from vasuki.hf.loading.prepare import prepare_padded
 
 TOKENIZER = Path(__file__).resolve().parents[3] / "models" / "dates"
 SMALL: dict[str, Any] = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)

@@ -13,6 +13,7 @@ from vasuki.base.config import ModelConfig
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.loading import load_model as loading
+from vasuki.hf.loading import prepare
 
 CUDA = torch.device("cuda")
 
@@ -37,7 +38,7 @@ def test_a_model_that_waits_gets_no_kernels_of_the_host(
     triton = SmallKernels(refuses_host_tensors, refuses_host_tensors, refuses_host_tensors)
     monkeypatch.setattr(loading, "resolve_device", lambda name: CUDA)
     monkeypatch.setattr(loading, "small_kernels", lambda device: triton)
-    monkeypatch.setattr(loading, "tile_attention", attention)
+    monkeypatch.setattr(prepare, "tile_attention", attention)
     for needs_a_card in ("give_back", "install_experts"):
         monkeypatch.setattr(loading, needs_a_card, lambda *how: None)
     monkeypatch.setattr(paged_attention, "load_kernel", of_the_cpu)
@@ -51,7 +52,7 @@ def test_layers_that_are_not_fused_are_said(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loading, "resolve_device", lambda name: CUDA)
-    monkeypatch.setattr(loading, "tile_attention", lambda *how: None)
+    monkeypatch.setattr(prepare, "tile_attention", lambda *how: None)
     for needs_a_card in ("give_back", "install_experts"):
         monkeypatch.setattr(loading, needs_a_card, lambda *how: None)
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: 1.01 * self.down_proj(self.up_proj(x)))

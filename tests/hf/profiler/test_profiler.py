@@ -41,7 +41,8 @@ from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.here.cpu import without_noise
 from vasuki.machines.here.stolen_time import StolenTime
-from vasuki.machines.profile import HardwareProfile, MatmulPoints
+from vasuki.machines.measured_points import MatmulPoints
+from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
 from vasuki.machines.profile_writing import write_profile
 from vasuki.models.config_json import shape_from_config

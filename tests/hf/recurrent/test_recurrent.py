@@ -30,7 +30,7 @@ from vasuki.engine.sequence import Request, Sequence, Status
 from vasuki.hf.attention.ragged_attention import NAME
 from vasuki.hf.kernels.native import find_compiler
 from vasuki.hf.kernels.recurrent_functions import missing_packages
-from vasuki.hf.loading.load_model import prepare
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.models.config_json import shape_from_config
 

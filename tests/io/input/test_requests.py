@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from rooms import MAX_CONTEXT, VOCAB, ByteTokenizer, MakeJob, ReadRequests, WriteParquet
 
 import vasuki.io.input.tokenised
-from vasuki.base.config import OutputConfig, SamplingConfig, parse_job
+from vasuki.base.config import OutputConfig, SamplingConfig
 from vasuki.base.constraint import CONSTRAINTS
 from vasuki.base.conversations import Ending, ending_of
 from vasuki.base.errors import InputError, JobFileError, ModelError, VasukiError
+from vasuki.base.job_file import parse_job
 from vasuki.engine.sequence import Request, SamplingParams
 from vasuki.io.input.openai_batch import read_body
 from vasuki.io.input.prefetch import Prefetch

@@ -21,7 +21,7 @@ RUN = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 import rooms
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.io.selection import Shard
 
 finished = rooms.finished

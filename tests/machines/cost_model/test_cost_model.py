@@ -26,7 +26,8 @@ from vasuki.machines.cost_model import (
 from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS, Part
 from vasuki.machines.known_error import known_error
-from vasuki.machines.profile import AttentionPoint, AttentionPoints, HardwareProfile, InStep, Measured
+from vasuki.machines.measured_points import AttentionPoint, AttentionPoints, InStep, Measured
+from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape

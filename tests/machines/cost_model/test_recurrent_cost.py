@@ -10,7 +10,7 @@ from hybrid import HYBRID
 from vasuki.machines.cost_model import CostModel, OperatorModel
 from vasuki.machines.cost_model.recurrent import RecurrentModel
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.profile import Measured, RecurrentPoint, RecurrentPoints
+from vasuki.machines.measured_points import Measured, RecurrentPoint, RecurrentPoints
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vasuki.machines.cost_model import TABLE, CostModel, StepTerms, StepWork, roofline
 from vasuki.machines.cost_model.terms import AttentionTerms
-from vasuki.machines.profile import InStep, Measured, RecurrentPoint, RecurrentPoints
+from vasuki.machines.measured_points import InStep, Measured, RecurrentPoint, RecurrentPoints
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from vasuki.machines.profile import Link, LinkPoint
+from vasuki.machines.link import Link, LinkPoint
 from vasuki.machines.profile_files import find_profile
 from vasuki.planner.offload.algorithms import (
     LayerTraffic,

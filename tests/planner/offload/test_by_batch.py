@@ -11,13 +11,14 @@ from hybrid import HYBRID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vasuki.base.config import EngineConfig, KVConfig, parse_job
+from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.depth import Depth, depths
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
-from vasuki.machines.profile import Link, LinkPoint
+from vasuki.machines.link import Link, LinkPoint
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vasuki.base.config import JobConfig, parse_job
+from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError
+from vasuki.base.job_file import parse_job
 from vasuki.base.units import bytes_text
 from vasuki.machines.memory_budget import footprint
 from vasuki.machines.profile import HardwareProfile

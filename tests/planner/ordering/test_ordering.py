@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vasuki.base.config import Column, Quantile
+from vasuki.base.config_values import Column, Quantile
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, Sequence

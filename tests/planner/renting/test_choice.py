@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from vasuki.base.config import parse_job
+from vasuki.base.job_file import parse_job
 from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.renting import Choice, Fleet, fleet_end, flip_of

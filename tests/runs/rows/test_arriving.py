@@ -18,8 +18,8 @@ import pytest
 import yaml
 from tiny_job import WORDS, job_tree
 
-from vasuki.base.config import load_job
 from vasuki.base.errors import JobFileError, OutputInUse, TooManyRowErrors
+from vasuki.base.job_file import load_job
 from vasuki.io.output.manifest import Predicted
 from vasuki.io.output.ownership import ARRIVED
 from vasuki.runs.observers.metrics import Metrics

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from replicas_job import QUIET, answers, job_into
 
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.runs.run import run_job
 
 

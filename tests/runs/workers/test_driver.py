@@ -11,8 +11,8 @@ import pytest
 import yaml
 from replicas_job import QUIET, SHARES, job_into
 
-from vasuki.base.config import load_job
 from vasuki.base.errors import Interrupted, OutOfMemory
+from vasuki.base.job_file import load_job
 from vasuki.engine.sequence import FinishReason, Progress, Request
 from vasuki.io.output.manifest import Manifest
 from vasuki.io.output.trace import StepRecord

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from replicas_job import NUM_ROWS, QUIET, SHARES, answers, children, count_parts, is_stopped_amid_rows, job_into
 
 from vasuki.base import commits
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.commands.cli import main
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Bounds

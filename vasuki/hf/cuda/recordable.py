@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vasuki.hf.attention.probe import observe
 from vasuki.hf.kernels import varlen
-from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.loading.loaded_model import LoadedModel
 
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:

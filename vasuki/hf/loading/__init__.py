@@ -1,6 +1,9 @@
 """Loading: a folder or hub id becomes a model that is ready to run.
 
 load_model        the model, or a refusal that names what is missing
+loaded_model      a model that is ready to run
+prepare           a model in memory: probed by a backend, and described
+defaults          what its files say of generating
 body              a model without its language head, for vectors and labels
 known_types       whether transformers knows a model's type
 accounting        which tensors its files lack, and which nothing reads

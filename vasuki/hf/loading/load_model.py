@@ -9,16 +9,11 @@ attention, for the padded backend, which has a probe too.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
-import re
-import reprlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -28,35 +23,26 @@ from transformers.quantizers.auto import get_hf_quantizer
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
-from vasuki.base.version import VERSION
 from vasuki.hf.attention import ragged_attention
-from vasuki.hf.attention.chunks import TileKernel
-from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
 from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
-from vasuki.hf.cpu.elementwise import SameAnywhere
 from vasuki.hf.device.device import give_back, take_some, the_cpu, why_no_cuda
 from vasuki.hf.encoders.side_by_side import SideBySide
 from vasuki.hf.fused.by_torch import fuse_modules
-from vasuki.hf.kernels import levels, paged_attention
 from vasuki.hf.kernels.experts import install_experts
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
-from vasuki.hf.kv.kv_mover import CopyEngine
 from vasuki.hf.loading.accounting import Outline, pickled_tensors, refuse_unaccounted
 from vasuki.hf.loading.body import Body, class_for, without_pooler
+from vasuki.hf.loading.defaults import first_line, generation_of, refuse_broken_defaults
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import Refused, described, prepare, prepare_padded, refuse_config, timed
 from vasuki.hf.loading.tokenizer import Tokenizer
-from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
-from vasuki.hf.padded.held_memory import ALL_IN_BLOCKS, HeldBytes
-from vasuki.hf.padded.probe import probe as probe_padded
-from vasuki.hf.recurrent.discovery import wrap_layers
-from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
-from vasuki.machines.here import cpu
-from vasuki.models.config_json import context_of, encodes, shape_from_config
+from vasuki.hf.loading.triton_kernels import small_kernels
+from vasuki.hf.padded.held_memory import HeldBytes
+from vasuki.models.config_json import encodes
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
-from vasuki.models.mapped_weights import MappedWeights
-from vasuki.models.recurrent_config import MLP_ALONE, RECURRENT
-from vasuki.models.shape import BACKENDS, TOKEN_ID_BYTES, Backend, ModelShape
+from vasuki.models.shape import TOKEN_ID_BYTES
 from vasuki.models.weight_files import StoredTensor, stored_tensors, weight_files
 
 transformers.logging.disable_progress_bar()
@@ -67,127 +53,6 @@ T = TypeVar("T")
 AskedBackend = Literal["auto", "ragged", "padded"]
 
 _ACCOUNTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-
-_ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
-# What generation_config.json may ask for that changes greedy output, each with its value that changes nothing.
-_NOT_APPLIED: dict[str, Any] = {
-    "repetition_penalty": 1,
-    "encoder_repetition_penalty": 1,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "guidance_scale": 1,
-    "num_beams": 1,
-    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "stop_strings")),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty")),
-}
-
-
-class Refused(ModelError):
-    """A model that a backend cannot serve."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that is ready to run."""
-
-    model: Any  # a transformers causal LM
-    tokenizer: Tokenizer
-    config: Any  # the text model's configuration
-    eos_token_ids: frozenset[int]
-    kv_layout: KVLayout
-    dtype: torch.dtype  # that it multiplies in
-    device: torch.device  # where it computes
-    recurrent: RecurrentLayers | None = None  # those that carry a state, where it has such
-    copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
-    kernel: TileKernel | None = None  # attention of ours, where it could be compiled
-    same_anywhere: SameAnywhere | None = None  # functions of ours in place of torch's, where the layers are ours
-    compiles: bool = True  # whether what can be compiled or recorded for it is
-    compile_s: float = 0.0  # that the kernels took to compile, or to be found on disk
-    backend: Backend = "ragged"
-    longest_packed_tokens: int = 0  # of a prompt that may share a padded row with others; 0: none may
-    held: HeldBytes = ALL_IN_BLOCKS  # by each row that is computed alone
-    encodes: str = ""  # the task of an encoder
-    side_by_side: SideBySide | None = None  # how an encoder's texts share a row, if they can
-    mapped: MappedWeights | None = None  # files that steps read weights from; set by the loading code
-    varies: str = ""  # why a row's last bits may depend on the rows beside it; set by the loading code
-
-    @property
-    def is_on_device(self) -> bool:
-        """Return whether the weights are on the device that computes; before `place_weights` they need not be."""
-        return bool(self.model.device.type == self.device.type)
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.config.vocab_size)
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of prompt and output together."""
-        return context_of(self.config.to_dict()) or 2**31 - 1
-
-    @property
-    def device_name(self) -> str:
-        """The device's name, as the driver or the kernel reports it."""
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_name(self.device)
-        return cpu.processor().model
-
-    @property
-    def computed_on(self) -> str:
-        """What answers may depend on beside the job: the device, its instructions, and the libraries."""
-        what = [self.device_name]
-        if self.device.type == "cpu":
-            what[0] += f" ({levels.chosen().name})"
-        what += [str(self.dtype).removeprefix("torch."), BACKENDS[self.backend]]
-        what += [f"torch {torch.__version__}", f"transformers {transformers.__version__}", f"vasuki {VERSION}"]
-        return ", ".join(what)
-
-    @property
-    def threads(self) -> int | None:
-        """Threads that compute on a CPU."""
-        return torch.get_num_threads() if self.device.type == "cpu" else None
-
-    @property
-    def in_blocks(self) -> bool:
-        """Return whether keys and values are in blocks; else each row has a cache of the model's own."""
-        return self.backend in ("ragged", "padded")
-
-    @property
-    def is_eager(self) -> bool:
-        """Return whether it attends by transformers' operators, one after the other."""
-        return bool(self.model.config._attn_implementation == "eager")
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes that a token leaves in memory."""
-        return self.held.token or self.kv_layout.bytes_per_token
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that a row keeps in addition to its tokens'."""
-        return self.recurrent.bytes_per_row if self.recurrent else self.held.row
-
-    @property
-    def weight_bytes(self) -> int:
-        tensors = [*self.model.parameters(), *self.model.buffers()]  # packed weights are buffers
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-    def shape_in_use(self, name: str, kv_dtype: str) -> ModelShape:
-        """The model's shape, in the types that it really runs in.
-
-        Args:
-            name: of the model.
-            kv_dtype: of keys and values, as the job has it.
-        """
-        shape = shape_from_config(self.config.to_dict(), name, self.backend)
-        packed, compiles = self.longest_packed_tokens, self.compiles
-        shape = replace(shape, longest_packed_tokens=packed, compiles=compiles, eager=self.is_eager)
-        shape = shape.with_dtype(str(self.dtype).removeprefix("torch."), kv_dtype)
-        shape = replace(shape, kept_bytes=self.state_bytes)
-        stored = self.token_bytes  # which a configuration does not always tell
-        return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)
 
 
 def resolve_device(wanted: str) -> torch.device:
@@ -323,16 +188,16 @@ class _Loading:
         try:
             config = AutoConfig.from_pretrained(path, **options)
         except Exception as error:
-            raise ModelError(f"cannot read model {path}: {_first_line(error)}") from None
-        _refuse_broken_defaults(description_folder(model) / "generation_config.json")
+            raise ModelError(f"cannot read model {path}: {first_line(error)}") from None
+        refuse_broken_defaults(description_folder(model) / "generation_config.json")
         return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored, task)
 
     def ragged(self) -> LoadedModel:
         """The model for the ragged backend. Raises Refused if that does not serve it."""
         path, device = self.path, self.device
-        _refuse_config(path, self.config.get_text_config())
+        refuse_config(path, self.config.get_text_config())
         uses_kernels = self.compiles and device.type == "cpu"
-        kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
+        kernels, compile_s = timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
         tokenizer = Tokenizer(path, **self.options)
         dtype = self._dtype(kernels)
         loaded = self._weights(dtype, attn_implementation=ragged_attention.NAME)
@@ -349,7 +214,7 @@ class _Loading:
         ready = prepare(
             loaded,
             tokenizer,
-            _generation(loaded),
+            generation_of(loaded),
             path,
             self.kv_dtype,
             dtype=dtype,
@@ -371,7 +236,7 @@ class _Loading:
         """The model for the padded backend, with its own attention. Raises Refused if that does not serve it."""
         tokenizer = Tokenizer(self.path, **self.options)
         loaded = self._on_device(self._weights(self._dtype(None)))
-        ready = prepare_padded(loaded, tokenizer, _generation(loaded), self.path, self.kv_dtype)
+        ready = prepare_padded(loaded, tokenizer, generation_of(loaded), self.path, self.kv_dtype)
         return replace(ready, device=self.device)
 
     @property
@@ -382,12 +247,12 @@ class _Loading:
     def encoder(self) -> LoadedModel:
         """A model that computes texts as wholes."""
         uses_kernels = self.compiles and self.device.type == "cpu"
-        kernels, compile_s = _timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
+        kernels, compile_s = timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
         tokenizer, model = Tokenizer(self.path, **self.options), self._on_device(self._weights(self._dtype(kernels)))
         if kernels:
             kernels.install_products(model)
         layout = KVLayout.uniform(int(model.config.num_hidden_layers), 0, 0, model.dtype)
-        ready = _described(model, tokenizer, GenerationConfig(), self.path, layout, "auto")
+        ready = described(model, tokenizer, GenerationConfig(), self.path, layout, "auto")
         ready = replace(ready, device=self.device, backend="uncached", held=HeldBytes(TOKEN_ID_BYTES, 0))
         # A GPU would launch a kernel for each text.
         side_by_side = SideBySide.of(model) if self.task == "embed" and self.device.type == "cpu" else None
@@ -401,7 +266,7 @@ class _Loading:
     def outline(self, **options: Any) -> None:
         """Account for the tensors by the headers of their files. Raises as loading them does."""
         if "attn_implementation" in options:
-            _refuse_config(self.path, self.config.get_text_config())
+            refuse_config(self.path, self.config.get_text_config())
         config = copy.deepcopy(self.config)
         self._made_by(get_hf_quantizer, config, None, None, True, {})  # refuses packages and devices that are not there
         if not self.stored:
@@ -416,7 +281,7 @@ class _Loading:
                 None, config=empty.config, state_dict=outlines, **_ACCOUNTED, **options
             )
         except Exception as error:  # of renamings that want numbers
-            log.warning("%s: its tensors are accounted for when it is loaded: %s", self.path, _first_line(error))
+            log.warning("%s: its tensors are accounted for when it is loaded: %s", self.path, first_line(error))
             return
         refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
 
@@ -440,199 +305,10 @@ class _Loading:
             return make(*arguments, **options)
         except Exception as error:
             if "attn_implementation" in options and isinstance(error, (ValueError, KeyError, NotImplementedError)):
-                raise Refused(f"{self.path}: the ragged backend cannot serve it: {_first_line(error)}") from None
-            raise ModelError(f"cannot load model {self.path}: {_first_line(error)}") from None
+                raise Refused(f"{self.path}: the ragged backend cannot serve it: {first_line(error)}") from None
+            raise ModelError(f"cannot load model {self.path}: {first_line(error)}") from None
 
     def _on_device(self, loaded: Any) -> Any:
         weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
         waits = self.stays_on_host is not None and self.stays_on_host(weight_bytes, self.device)
         return loaded if waits else loaded.to(self.device)
-
-
-def _generation(model: Any) -> Any:
-    return getattr(model, "generation_config", None) or GenerationConfig()
-
-
-def prepare(
-    model: Any,
-    tokenizer: Tokenizer,
-    generation: Any,
-    name: str,
-    kv_dtype: str = "auto",
-    *,
-    dtype: torch.dtype | None = None,
-    uses_kernels: bool = True,
-    device: torch.device | None = None,
-) -> LoadedModel:
-    """Check a model in memory and describe it. The model must have been built with our attention.
-
-    Args:
-        model: a transformers causal LM.
-        tokenizer: its own.
-        generation: its defaults.
-        name: as errors call it.
-        kv_dtype: of keys and values; `auto` is the model's.
-        dtype: that it multiplies in, if kernels have taken over and what lies between is in another.
-        uses_kernels: whether attention may be ours.
-        device: that computes, if the weights wait elsewhere.
-    """
-    config = model.config.get_text_config()
-    _refuse_config(name, config)
-    refused = f"{name}: the ragged backend cannot serve {type(model).__name__}"
-    try:
-        stateful = _wrap_recurrent(model, config)
-        layout = probe(model, config.num_hidden_layers, _silent_layers(config, stateful))
-    except ragged_attention.Unsupported as error:
-        raise Refused(f"{refused}: {error}") from None
-    except TypeError as error:  # what a step calls a model with, one that is not on the interface need not take
-        if getattr(model, "_supports_attention_backend", False):
-            raise
-        raise Refused(f"{refused}: {NOT_ON_INTERFACE} ({_first_line(error)})") from error
-    ready = replace(_described(model, tokenizer, generation, name, layout, kv_dtype, dtype), recurrent=stateful)
-    device = device or model.device
-    if uses_kernels and device.type == "cuda":
-        fewest = min(num_kv_heads for num_kv_heads, _ in layout.heads if num_kv_heads)
-        sharing = -(-config.num_attention_heads // fewest)
-        return replace(ready, kernel=tile_attention(ready.kv_layout, sharing, model.dtype, device))
-    if not uses_kernels or device.type != "cpu":
-        return ready
-    types = (model.dtype, ready.kv_layout.dtype, ready.dtype is torch.bfloat16)
-    kernel, compile_s = _timed(partial(paged_attention.load_kernel, layout.head_dims, *types))
-    return replace(ready, kernel=kernel, compile_s=compile_s)
-
-
-def prepare_padded(model: Any, tokenizer: Tokenizer, generation: Any, name: str, kv_dtype: str = "auto") -> LoadedModel:
-    """Check and describe a model that has its own attention, for the padded backend. Raises Refused by name."""
-    try:
-        found = probe_padded(model)
-    except ragged_attention.Unsupported as error:
-        raise Refused(f"{name}: the padded backend cannot serve {type(model).__name__}: {error}") from None
-    return replace(
-        _described(model, tokenizer, generation, name, found.layout, kv_dtype),
-        backend=found.backend,
-        longest_packed_tokens=found.longest_packed_tokens,
-        held=found.held,
-        compiles=False,
-    )
-
-
-def _described(
-    model: Any,
-    tokenizer: Tokenizer,
-    generation: Any,
-    name: str,
-    layout: KVLayout,
-    kv_dtype: str,
-    dtype: torch.dtype | None = None,
-) -> LoadedModel:
-    """Describe what is the same for both backends. Arguments as for `prepare`."""
-    config, dtype = model.config.get_text_config(), dtype or model.dtype
-    layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
-    _warn_of_context(name, config)
-    _warn_of_penalties(generation)
-    eos = generation.eos_token_id
-    if eos is None:
-        eos = getattr(config, "eos_token_id", None)
-    if eos is None:
-        eos = tokenizer.eos_token_id
-    eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-    _warn_of_end_token(name, tokenizer, eos_ids)
-    return LoadedModel(model, tokenizer, config, eos_ids, layout, dtype, model.device)
-
-
-def _timed(load: Callable[[], T]) -> tuple[T, float]:
-    """Call the loader; return what it loads, and the seconds that took."""
-    started_s = time.perf_counter()
-    return load(), time.perf_counter() - started_s
-
-
-def _refuse_config(name: str, config: Any) -> None:
-    """Refuse what a configuration announces and the backend lacks."""
-    layer_types = set(_layer_types(config))
-    if odd := sorted(layer_types - _ATTENTION_LAYER_TYPES - RECURRENT - MLP_ALONE):
-        raise Refused(f"{name}: the ragged backend cannot serve {config.model_type}: it has {', '.join(odd)} layers")
-
-
-def _wrap_recurrent(model: Any, config: Any) -> RecurrentLayers | None:
-    """Layers that carry a state from token to token, if there are any. Raises Unsupported by name."""
-    if not RECURRENT & set(_layer_types(config)):
-        return None
-    return wrap_layers(model)
-
-
-def _silent_layers(config: Any, stateful: RecurrentLayers | None) -> set[int]:
-    """Layers that need not attend."""
-    kinds = _layer_types(config)
-    silent = {index for index, kind in enumerate(kinds) if kind in MLP_ALONE}
-    return silent | (stateful.indices if stateful else set())
-
-
-def _layer_types(config: Any) -> list[str]:
-    return list(getattr(config, "layer_types", None) or ())
-
-
-def _warn_of_context(name: str, config: Any) -> None:
-    """Say so if rows are kept shorter than the model's positions reach."""
-    reach, context = getattr(config, "max_position_embeddings", 0), context_of(config.to_dict())
-    rope = getattr(config, "rope_parameters", None) or {}
-    if reach and rope.get("rope_type") == "dynamic":
-        reach *= rope.get("factor") or 1
-    if context and reach and context < reach:
-        log.warning(
-            "%s has other rotary embeddings for rows of over %d tokens, which would change shorter rows of its step: "
-            "rows end there, and longer prompts fail",
-            name,
-            context,
-        )
-
-
-def _refuse_broken_defaults(file: Path) -> None:
-    """Refuse a generation_config.json that transformers would pass over, and with it the tokens that end answers."""
-    if not file.exists():
-        return
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-        end = GenerationConfig.from_pretrained(str(file.parent)).eos_token_id
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error.strerror or _first_line(error)}") from None
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {_first_line(error)}") from None
-    except Exception as error:
-        raise ModelError(f"{file} does not say how to generate: {_first_line(error)}") from None
-    if not all(type(token_id) is int for token_id in (end if isinstance(end, list) else [end or 0])):
-        raise ModelError(f"{file}: eos_token_id should be a token id or a list of them, not {end!r}")
-
-
-def _warn_of_end_token(name: str, tokenizer: Tokenizer, eos_ids: frozenset[int]) -> None:
-    """Say so if answers go on behind the token that the tokenizer has for their end."""
-    own = tokenizer.eos_token_id
-    if own is not None and eos_ids and own not in eos_ids:
-        log.warning(
-            "%s: answers end with %s, as its configuration says, and not with %s, the end token of its tokenizer; "
-            "name that in sampling.stop if they should",
-            name,
-            " or ".join(tokenizer.text_of([token_id]) or str(token_id) for token_id in sorted(eos_ids)),
-            tokenizer.text_of([own]),
-        )
-
-
-def _warn_of_penalties(generation: Any) -> None:
-    """Say what the model asks for that rows do not get."""
-    values = {name: getattr(generation, name, None) for name in _NOT_APPLIED}
-    asked = [
-        f"{name} {reprlib.repr(value)}"
-        for name, value in values.items()
-        if value not in (None, _NOT_APPLIED[name], [], {})
-    ]
-    if asked:
-        are = "is" if len(asked) == 1 else "are"
-        log.warning("generation_config.json asks for %s, which %s not applied", " and ".join(asked), are)
-
-
-def _first_line(error: Exception) -> str:
-    """What an error of transformers' says first, or what would help."""
-    text = f"there is no {error}" if isinstance(error, KeyError) else str(error).strip()
-    if "trust_remote_code=True" in text:
-        return "it comes with code, which runs only if the job says model.trust_remote_code and you --trust-remote-code"
-    text = re.sub(r":\n\s*", ": ", text)  # where it says of what it speaks, and then what is wrong
-    return (text.splitlines() or [type(error).__name__])[0][:300]

@@ -19,7 +19,7 @@ from vasuki.hf.attention.probe import observe
 from vasuki.hf.recurrent.recurrent_layer import CACHE_NAMES, cache_name
 
 if TYPE_CHECKING:
-    from vasuki.hf.loading.load_model import LoadedModel
+    from vasuki.hf.loading.loaded_model import LoadedModel
 
 _PRODUCTS = {"matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "linear", "_grouped_mm"}
 _PRODUCTS |= {"convolution", "conv1d", "einsum"}

@@ -21,7 +21,7 @@ import torch
 
 from vasuki.hf.kv.kv_cache import pinned_zeros
 from vasuki.hf.kv.kv_mover import CopyEngine, Done, StreamedLayers, copy_engine
-from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.loading.loaded_model import LoadedModel
 
 
 class _FlatLayer:

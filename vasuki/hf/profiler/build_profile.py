@@ -42,18 +42,15 @@ from vasuki.machines.gpus import known_profile
 from vasuki.machines.here import cpu
 from vasuki.machines.here.cpu import limits_of
 from vasuki.machines.here.stolen_time import NOISE, StolenTime
+from vasuki.machines.link import Link
+from vasuki.machines.measured_points import AttentionPoints, MatmulPoints, Measured, RecurrentPoints
 from vasuki.machines.price import Price
 from vasuki.machines.profile import (
     AttentionChoice,
-    AttentionPoints,
     Efficiency,
     HardwareProfile,
-    Link,
-    MatmulPoints,
-    Measured,
     Overheads,
     Power,
-    RecurrentPoints,
 )
 from vasuki.machines.profile_files import find_profile, profile_for_device
 from vasuki.models.named import named_shape

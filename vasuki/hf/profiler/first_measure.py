@@ -32,7 +32,7 @@ from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.device.device import available_bytes, describe
 from vasuki.hf.device.host import BUSY, cpu_pressure
 from vasuki.hf.kernels.varlen import preferred_block_tokens
-from vasuki.hf.loading.load_model import LoadedModel
+from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.profiler import links
 from vasuki.hf.profiler.timing import QUICK
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
@@ -40,13 +40,8 @@ from vasuki.machines.cost_model import CostModel, OperatorModel, StepWork
 from vasuki.machines.here import control_group
 from vasuki.machines.here.measured import DATASHEET, MachineProfile, budget_s, keep
 from vasuki.machines.here.stolen_time import NOISE, StolenTime
-from vasuki.machines.profile import (
-    AttentionPoint,
-    AttentionPoints,
-    HardwareProfile,
-    InStep,
-    Measured,
-)
+from vasuki.machines.measured_points import AttentionPoint, AttentionPoints, InStep, Measured
+from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from vasuki.hf.profiler.step_overheads import cut, stand_in
 from vasuki.hf.profiler.timing import HostClock, affordable
 from vasuki.hf.ragged_executor import build_executor
 from vasuki.machines.cost_model import CostModel
-from vasuki.machines.profile import InStep
+from vasuki.machines.measured_points import InStep
 from vasuki.models.shape import ModelShape
 
 _CONTEXT = 256  # of each decode

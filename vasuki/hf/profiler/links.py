@@ -16,7 +16,7 @@ import torch
 from vasuki.hf.device.device import cache_bytes
 from vasuki.hf.kv.kv_mover import CopyEngine, ThreadCopyEngine
 from vasuki.hf.profiler.timing import Effort, clock_for, cuda_event, measure, measure_timed
-from vasuki.machines.profile import Link, LinkPoint
+from vasuki.machines.link import Link, LinkPoint
 
 _RUN_BYTES = 2**23  # copied in a row for one timing
 _MOST_COPIES = 256

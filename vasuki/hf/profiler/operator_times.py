@@ -36,7 +36,7 @@ from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
-from vasuki.machines.profile import (
+from vasuki.machines.measured_points import (
     AttentionPoint,
     AttentionPoints,
     ElementwiseOperator,

@@ -14,7 +14,7 @@ from vasuki.hf.profiler.operator_times import Bench, dtype_name, microseconds
 from vasuki.hf.profiler.timing import Call, measure
 from vasuki.hf.recurrent.discovery import wrap_alone
 from vasuki.hf.recurrent.recurrent_layer import Group, RecurrentLayer
-from vasuki.machines.profile import RecurrentPoint, RecurrentPoints
+from vasuki.machines.measured_points import RecurrentPoint, RecurrentPoints
 
 _FEW = 4  # tokens that a layer is tried with
 

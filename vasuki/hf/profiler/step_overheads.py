@@ -30,7 +30,8 @@ from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.cpu.fused_decoder import FusedDecoder
 from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.fused.by_torch import fuse_modules
-from vasuki.hf.loading.load_model import LoadedModel, prepare
+from vasuki.hf.loading.loaded_model import LoadedModel
+from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.profiler.operator_times import Bench, dtype_name

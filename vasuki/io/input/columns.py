@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from vasuki.base.config import Column, JobConfig
+from vasuki.base.config import JobConfig
+from vasuki.base.config_values import Column
 from vasuki.base.errors import JobFileError
 from vasuki.io.input.continuations import continuation_columns
 from vasuki.io.input.prompts import conversation_templates, pair_template

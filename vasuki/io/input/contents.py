@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vasuki.base.arrays import Ints
-from vasuki.base.config import Column, JobConfig, PlanConfig
+from vasuki.base.config import JobConfig, PlanConfig
+from vasuki.base.config_values import Column
 from vasuki.io.input.columns import BATCH_BODY, BATCH_URL, needed_columns
 from vasuki.io.input.tables import InputTable
 from vasuki.io.selection import Selection, Shard

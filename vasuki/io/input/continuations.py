@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from vasuki.base.arrays import Ints
-from vasuki.base.config import Column, JobConfig
+from vasuki.base.config import JobConfig
+from vasuki.base.config_values import Column
 from vasuki.io.input.row_error import RowError
 from vasuki.io.input.templates import Mark, Template
 

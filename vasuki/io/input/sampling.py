@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pydantic
 
-from vasuki.base.config import Column, OutputConfig, SamplingConfig
+from vasuki.base.config import OutputConfig, SamplingConfig
+from vasuki.base.config_values import Column
 from vasuki.base.constraint import CONSTRAINTS, Constraint, Kind
 from vasuki.base.errors import JobFileError, one_line
 from vasuki.engine.sequence import SamplingParams

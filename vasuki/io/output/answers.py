@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vasuki.base.config import Column, JobConfig
+from vasuki.base.config import JobConfig
+from vasuki.base.config_values import Column
 from vasuki.io.input.columns import ANSWER_COLUMNS, LATER_COLUMNS
 from vasuki.io.input.tables import Rows, stored_text
 from vasuki.io.output.scores import score_fields

@@ -16,7 +16,7 @@ import numpy as np
 from vasuki.base.arrays import Floats
 from vasuki.machines.cost_model.rooflines import Rooflines
 from vasuki.machines.cost_model.work import causal_pairs
-from vasuki.machines.profile import AttentionPoints, ElementwiseOperator, Measured
+from vasuki.machines.measured_points import AttentionPoints, ElementwiseOperator, Measured
 from vasuki.models.shape import DTYPE_BYTES
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from vasuki.machines.cost_model.measured import MeasuredRatios, RatioCurve
 from vasuki.machines.cost_model.rooflines import OperatorCost, Rooflines, roofline
-from vasuki.machines.profile import ElementwiseOperator, HardwareProfile
+from vasuki.machines.measured_points import ElementwiseOperator
+from vasuki.machines.profile import HardwareProfile
 
 DECODE_PLACES = 200  # between the contexts of the first measured decode and the last
 

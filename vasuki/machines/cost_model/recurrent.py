@@ -13,7 +13,8 @@ from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.rooflines import OperatorCost
 from vasuki.machines.cost_model.sharding import local_matrix
 from vasuki.machines.cost_model.work import StepWork
-from vasuki.machines.profile import HardwareProfile, RecurrentPoints
+from vasuki.machines.measured_points import RecurrentPoints
+from vasuki.machines.profile import HardwareProfile
 from vasuki.models.layout import Layout
 from vasuki.models.shape import DTYPE_BYTES, Matrix, ModelShape, Recurrent
 

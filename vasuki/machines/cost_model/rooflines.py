@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from vasuki.machines.profile import ElementwiseOperator, HardwareProfile
+from vasuki.machines.measured_points import ElementwiseOperator
+from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import DTYPE_BYTES
 
 ROOFLINE_SHARPNESS = 3.0  # exponent of the roofline; infinity is max(compute, memory)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from vasuki.machines.profile import Link
+from vasuki.machines.link import Link
 from vasuki.models.layout import spread_buffers
 
 StreamMode = Literal["none", "first-last", "ring", "spread"]

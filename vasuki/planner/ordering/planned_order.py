@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from vasuki.base.arrays import Ints
-from vasuki.base.config import OutputLength, Quantile
+from vasuki.base.config_values import OutputLength, Quantile
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import USUAL, Request, Sequence

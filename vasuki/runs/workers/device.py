@@ -33,7 +33,7 @@ from vasuki.runs.workers.messages import Planned
 from vasuki.runs.workload import shape_of
 
 if TYPE_CHECKING:
-    from vasuki.hf.loading.load_model import LoadedModel
+    from vasuki.hf.loading.loaded_model import LoadedModel
 
 
 def load(job: JobKey) -> tuple[LoadedModel, float]:

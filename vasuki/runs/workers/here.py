@@ -26,7 +26,7 @@ from vasuki.runs.workers.workers import Intake
 from vasuki.runs.workload import tokens_of
 
 if TYPE_CHECKING:
-    from vasuki.hf.loading.load_model import LoadedModel
+    from vasuki.hf.loading.loaded_model import LoadedModel
 
 
 class Here:

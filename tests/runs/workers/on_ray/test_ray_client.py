@@ -16,8 +16,8 @@ import pytest
 import replicas_job
 from replicas_job import answers, children, count_parts, job_into
 
-from vasuki.base.config import load_job
 from vasuki.base.errors import Interrupted
+from vasuki.base.job_file import load_job
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 from vasuki.runs.workers.ray import nodes

@@ -23,8 +23,8 @@ from replicas_job import NUM_ROWS, QUIET, answers, job_into
 from tiny_job import WORDS
 
 from vasuki.base import commits
-from vasuki.base.config import load_job, parse_job
 from vasuki.base.errors import Interrupted, JobFileError
+from vasuki.base.job_file import load_job, parse_job
 from vasuki.commands.cli import main
 from vasuki.io.output.output_folder import OutputFolder
 from vasuki.runs.options import RunOptions

@@ -15,8 +15,8 @@ import yaml
 from replicas_job import NUM_ROWS, answers, job_into
 
 import vasuki.ray
-from vasuki.base.config import load_job
 from vasuki.base.errors import JobFileError, VasukiError
+from vasuki.base.job_file import load_job
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 

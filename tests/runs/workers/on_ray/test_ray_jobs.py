@@ -20,7 +20,7 @@ import yaml
 from replicas_job import answers, job_into
 from test_ray_client import RAY, agent_port, free_port
 
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 

@@ -34,7 +34,7 @@ KILLS = int(os.environ.get("VASUKI_RAY_KILLS", "3"))
 PROGRAM = """
 import sys
 from vasuki.base import commits
-from vasuki.base.config import load_job
+from vasuki.base.job_file import load_job
 from vasuki.runs.options import RunOptions
 from vasuki.runs.run import run_job
 commits.COMMIT_S = 0.02
