@@ -87,11 +87,11 @@ def greedy_order(instance: Instance, *, bound: Bound | None = None) -> Ints:
     return orders[int(np.argmin(makespans))]
 
 
-def spread_order(instance: Instance, steps: int, *, head_start: float = 1.0) -> Ints:
+def spread_order(instance: Instance, steps: int, *, head_start: float = 1.0, longest: Ints | None = None) -> Ints:
     """[num_items] the items by a target start, which is spread evenly over the `steps` of the schedule, but no later
-    than the item can start to end in time:
+    than the item can start to end in time, were it to take the `longest` that it may, if that is given:
 
-        target_i = min(u_i x steps, steps - head_start x duration_i),
+        target_i = min(u_i x steps, steps - head_start x max(duration_i, longest_i)),
 
     where u_i is the low-discrepancy sequence of the golden ratio over the items sorted by duration, so that any stretch
     of the order has the same mix of durations, until only shorter ones are left. A head start above 1 brings the last
@@ -100,5 +100,6 @@ def spread_order(instance: Instance, steps: int, *, head_start: float = 1.0) -> 
     longest_first = np.argsort(-instance.durations, kind="stable")
     evenly = np.empty(len(instance))
     evenly[longest_first] = (0.5 + GOLDEN_RATIO * np.arange(len(instance))) % 1.0
-    targets = np.minimum(evenly * steps, steps - head_start * instance.durations)
+    most = instance.durations if longest is None else np.maximum(instance.durations, longest)
+    targets = np.minimum(evenly * steps, steps - head_start * most)
     return np.lexsort((-instance.durations, targets))

@@ -66,7 +66,10 @@ def rows_of(source: Source, selection: Selection = EVERY_ROW) -> list[tuple[Any,
 @pytest.mark.parametrize("name", WRITERS)
 def test_rows_are_those_of_a_parquet_file(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path / "a.arrow")
-    pq.write_table(TABLE, tmp_path / "a.parquet")
+    plain = TABLE.set_column(
+        COLUMNS.index("view"), "view", pa.array(TABLE["view"].to_pylist())
+    )  # as old pyarrow has it
+    pq.write_table(plain, tmp_path / "a.parquet")
     ours, theirs = (
         ArrowSource(Location.parse(f"{tmp_path}/a.arrow")),
         ParquetSource(Location.parse(f"{tmp_path}/a.parquet")),

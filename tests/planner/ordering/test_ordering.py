@@ -163,6 +163,23 @@ def test_what_may_be_longest_starts_first_while_nothing_is_known() -> None:
     assert solve_order(prompts, limits, capacity, "fifo", OutputLengths()).order == list(range(len(limits)))
 
 
+def test_rows_like_those_that_became_long_start_early() -> None:
+    """Their mean says little: of the short prompts one in ten is answered at length."""
+    taught = OutputLengths()
+    for row in range(100):
+        taught.observe(10, 400 if row % 10 == 0 else 20)
+        taught.observe(1000, 60)
+    prompts, limits = np.array([10, 1000] * 100), np.full(200, 500)
+    expected = taught.estimates(prompts, limits)
+    assert set(taught.longest(prompts, limits).tolist()) == {400, 60}
+    assert set(taught.longest(prompts, np.full(200, 90)).tolist()) == {90, 60}
+    capacity = Capacity(20_000, 16, 256)
+    blind, told = (solve_order(prompts, expected, capacity, "greedy", taught, given).order for given in (None, limits))
+    last_short = [max(place for place, row in enumerate(order) if prompts[row] == 10) for order in (blind, told)]
+    assert last_short[1] < 0.8 * last_short[0]
+    assert sorted(told) == list(range(200))
+
+
 def test_an_order_found_beforehand_is_taken_over_for_as_many_rows() -> None:
     found = (3, 1, 4, 5, 2, 0)
     order = PlannedOrder(requests_of([10] * 6, [5] * 6), CAPACITY, solver="milp", order=found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +30,14 @@ class _Bucket:
     tokens: int = 0  # of rows that ended
     running: int = 0  # rows that still run and have produced something
     running_tokens: int = 0  # of those
+    longest: int = 0  # that ended
+    running_longest: int = 0  # so far
     bins: dict[int, int] = field(default_factory=dict)  # rows that ended, by the logarithm of their length
 
     def add(self, num_tokens: int) -> None:
         self.ended += 1
         self.tokens += num_tokens
+        self.longest = max(self.longest, num_tokens)
         index = int(BINS_PER_OCTAVE * math.log2(num_tokens))
         self.bins[index] = self.bins.get(index, 0) + 1
 
@@ -59,11 +63,12 @@ class OutputLengths:
     def watch(self, running: Iterable[tuple[int, int]]) -> None:
         """Prompt and output tokens so far of all rows that run now."""
         for bucket in self._buckets.values():
-            bucket.running = bucket.running_tokens = 0
+            bucket.running = bucket.running_tokens = bucket.running_longest = 0
         for prompt_tokens, output_tokens in running:
             bucket = self._buckets.setdefault(_index(prompt_tokens), _Bucket())
             bucket.running += output_tokens > 0
             bucket.running_tokens += output_tokens
+            bucket.running_longest = max(bucket.running_longest, output_tokens)
 
     @property
     def knows_enough(self) -> bool:
@@ -74,12 +79,23 @@ class OutputLengths:
         """`[rows]` tokens to expect, from 1 to `max_tokens`; `max_tokens` while too little is known."""
         if not self.knows_enough:
             return max_tokens
-        indices = np.floor(BUCKETS_PER_OCTAVE * np.log2(np.maximum(1, prompt_tokens))).astype(np.int64)
-        expected = np.zeros(len(indices))
-        for index in np.unique(indices).tolist():
-            rows = indices == index
-            expected[rows] = self._expected(list(self._near(index)), max_tokens[rows])
+        expected = np.zeros(len(prompt_tokens))
+        for rows, near in self._alike(prompt_tokens):
+            expected[rows] = self._expected(near, max_tokens[rows])
         return np.clip(np.rint(expected).astype(np.int64), 1, max_tokens)
+
+    def longest(self, prompt_tokens: Ints, max_tokens: Ints) -> Ints:
+        """`[rows]` the most tokens that rows with such prompts have come to, up to `max_tokens`."""
+        longest = np.zeros(len(prompt_tokens), np.int64)
+        for rows, near in self._alike(prompt_tokens):
+            longest[rows] = max([max(bucket.longest, bucket.running_longest) for bucket in near], default=0)
+        return np.minimum(longest, max_tokens)
+
+    def _alike(self, prompt_tokens: Ints) -> Iterator[tuple[Any, list[_Bucket]]]:
+        """Rows whose prompts are about as long, as a mask, and the buckets that speak for them."""
+        indices = np.floor(BUCKETS_PER_OCTAVE * np.log2(np.maximum(1, prompt_tokens))).astype(np.int64)
+        for index in np.unique(indices).tolist():
+            yield indices == index, list(self._near(index))
 
     def _expected(self, near: list[_Bucket], max_tokens: Ints) -> Floats:
         ended = sum([bucket.ended for bucket in near])

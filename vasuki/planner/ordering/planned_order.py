@@ -47,6 +47,8 @@ WINDOW_BYTES = 64_000_000  # of prompts and what is copied to the output, whatev
 PORTFOLIO_ROWS = 300  # beyond, trying variants of the greedy order gains less than a per cent
 LOCAL_SEARCH_WORK = 400_000  # rows x moves
 MOST_ROWS: dict[str, int] = {"milp": 32, "local_search": 2_000}  # of solvers that search
+LEARN_AGAIN = 1.25  # times as many rows have ended
+HEAD_START = 1.3  # of the most steps that a row may take: there may be longer ones
 EARLY_MEMORY = 2  # rows that may be longest start first, up to this many times the KV memory at max_tokens
 WORTH_GROUPING = 0.01  # of the steps that are counted for it: less is within what the count leaves out
 
@@ -84,12 +86,18 @@ class Ordered:
 
 
 def solve_order(
-    prompts: Ints, outputs: Ints, capacity: Capacity, solver: Solver, lengths: OutputLengths | None = None
+    prompts: Ints,
+    outputs: Ints,
+    capacity: Capacity,
+    solver: Solver,
+    lengths: OutputLengths | None = None,
+    limits: Ints | None = None,
 ) -> Ordered:
     """Order rows of these lengths, at once, since the run waits for it.
 
     What `milp` and `local_search` find is found beforehand (`few_rows`); rows that are ordered here, or again, have
     greedy's order. For many rows, and for outputs that `lengths` still learns, greedy sorts without trying variants.
+    How early a row has to start follows then from the most that rows like it have come to, within its limit.
     """
     rows = len(prompts)
     if solver == "fifo" or rows < 2:
@@ -98,7 +106,10 @@ def solve_order(
         return Ordered(np.argsort(prompts, kind="stable").tolist(), solver)
     instance = _instance(prompts, outputs, capacity)
     if lengths or rows > PORTFOLIO_ROWS:
-        order = spread_order(instance, lower_bound(instance).steps)
+        longest, head_start = None, 1.0
+        if lengths and limits is not None:
+            longest, head_start = lengths.longest(prompts, limits), HEAD_START
+        order = spread_order(instance, lower_bound(instance).steps, head_start=head_start, longest=longest)
         if lengths and not lengths.knows_enough:
             order = _longest_ahead(order, prompts, outputs, capacity.kv_tokens)
         return Ordered(order.tolist(), "greedy")
@@ -239,7 +250,7 @@ class PlannedOrder:
                 lengths.observe(sequence.num_prompt_tokens, sequence.num_output_tokens)
         if lengths.rows < self._learn_again_at:
             return
-        self._learn_again_at = 2 * lengths.rows
+        self._learn_again_at = int(LEARN_AGAIN * lengths.rows)
         held = list(live)
         lengths.watch((sequence.num_prompt_tokens, sequence.num_output_tokens) for sequence in held)
         expected = self._expect([sequence.request for sequence in held])
@@ -274,7 +285,7 @@ class PlannedOrder:
         """Order these rows of the window by what is expected of them now."""
         prompts, self._expected = _prompts(self._rows), self._expect(self._rows)
         self._held_outputs = int(self._expected[rows].sum())
-        solved = self._solve(prompts[rows], self._expected[rows])
+        solved = self._solve(prompts[rows], self._expected[rows], _limits(self._rows)[rows])
         if len(rows) >= len(self.solved.order):
             self.solved = solved
         order = [rows[index] for index in solved.order]
@@ -284,11 +295,11 @@ class PlannedOrder:
             order.sort(key=lambda row: self._rows[row].urgency)
         self._ordered = deque(order)
 
-    def _solve(self, prompts: Ints, expected: Ints) -> Ordered:
+    def _solve(self, prompts: Ints, expected: Ints, limits: Ints) -> Ordered:
         if len(self._found) == len(prompts):
             return Ordered(list(self._found), self._solver)
         solver: Solver = "greedy" if self._found else self._solver  # the order found is that of other rows
-        return solve_order(prompts, expected, self._capacity, solver, self._lengths)
+        return solve_order(prompts, expected, self._capacity, solver, self._lengths, limits)
 
     def _expect(self, rows: list[Request]) -> Ints:
         """`[rows]` output tokens."""
