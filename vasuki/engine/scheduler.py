@@ -228,19 +228,17 @@ class Scheduler:
 
         What ends for its length gives its memory back at once: whatever is launched later runs later.
         """
-        ended: list[Sequence] = []
         for sequence in batch.decodes:
             sequence.num_computed_tokens += 1
-            sequence.num_pending_tokens += 1
-            if sequence.num_output_tokens >= sequence.request.max_tokens:
-                ended.append(sequence)
         for sequence, _, num_tokens, samples in batch.prefills:
             sequence.num_computed_tokens += num_tokens
             if samples:
                 self.queues.end_prompt(sequence)
-                sequence.num_pending_tokens += 1
-                if sequence.num_output_tokens >= sequence.request.max_tokens:
-                    ended.append(sequence)
+        ended: list[Sequence] = []
+        for sequence in batch.sampling:
+            sequence.num_pending_tokens += 1
+            if sequence.num_output_tokens >= sequence.request.max_tokens:
+                ended.append(sequence)
         for sequence in ended:
             self.queues.end(sequence, FinishReason.LENGTH)
         if ended:

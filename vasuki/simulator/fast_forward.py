@@ -72,8 +72,8 @@ class FastForward:
         size, available = queues.pool.block_tokens, queues.pool.num_available
         sequence, computed, num_tokens, _ = chunk
         held = len(sequence.block_table.device)
-        kept, keeps_some = available - admission.spare_blocks(), admission.keeps_some
-        by_growth = keeps_some and size > GROWTH_STEPS
+        kept = available - admission.spare_blocks()
+        by_growth = admission.keeps_some and size > GROWTH_STEPS
         needs = [0] * size  # decodes that take a block in a step, by the step's number
         for start in starts:
             needs[-start % size] += 1

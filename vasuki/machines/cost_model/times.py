@@ -102,7 +102,6 @@ class PartTimes:
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
         added_up, moves = self.added_up, self._traffic.moves(work.copies)
         launched = work.calls if streamed_layers else self.launched(work)
-        launches_s, overhead_s = launched * self._launches_s, self._overhead_s
         if streamed_layers:
             token_bytes, _ = self._traffic.streamed_bytes(streamed_layers, 1, 1)
             block_bytes, out_bytes = self._traffic.streamed_bytes(
@@ -119,11 +118,8 @@ class PartTimes:
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
                 yield added_up(device_s, [*moves, (streamed_s, True)], launched)
-            elif moves:
-                yield added_up(device_s, moves, launched)
             else:
-                busy_s = device_s + launches_s if self._on_cpu else max(device_s, launches_s)
-                yield StepTime(busy_s + overhead_s)
+                yield added_up(device_s, moves, launched)
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
