@@ -26,9 +26,9 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "as vLLM": {"engine": {"policy": "vllm"}},
     "as Orca": {"engine": {"policy": "orca"}},
     "prompts and decodes in turn": {"engine": {"policy": "vllm-v0"}},
-    "little memory": {"kv": {"device_memory": "24MiB"}},
-    "parked": {"kv": {"device_memory": "24MiB", "offload": "park", "host_memory": "256MiB"}},
-    "layers streamed": {"kv": {"device_memory": "24MiB", "offload": "stream", "host_memory": "256MiB"}},
+    "little memory": {"kv": {"device_memory": "40MiB"}},
+    "parked": {"kv": {"device_memory": "40MiB", "offload": "park", "host_memory": "256MiB"}},
+    "layers streamed": {"kv": {"device_memory": "40MiB", "offload": "stream", "host_memory": "256MiB"}},
     "blocks of 8 tokens": {"kv": {"block_tokens": 8}},
     "two replicas": {"engine": {"replicas": 2}},
 }

@@ -92,7 +92,7 @@ def test_memory_pressure_costs_and_parking_saves_work() -> None:
     assert len(by_key) == 12
     assert by_key[0.2, "vllm-v0"].recomputed > by_key[1.0, "vllm-v0"].recomputed
     assert by_key[0.2, "vllm-v0"].makespan_s > by_key[1.0, "vllm-v0"].makespan_s
-    assert by_key[0.2, "vasuki, park"].recomputed == 0
+    assert by_key[0.2, "vasuki, park"].recomputed < by_key[0.2, "vasuki, none"].recomputed / 10
     assert all(0 <= row.hidden <= 1 for row in rows)
     table = pressure_table(rows)
     assert table.count("\n") == 4

@@ -224,7 +224,7 @@ def kill_somebody(job: Path, driver: subprocess.Popen[bytes], rng: random.Random
 def start_driver(job: Path) -> subprocess.Popen[bytes]:
     script = (
         "import sys, vasuki.base.commits as c; c.COMMIT_S = 0.02\n"
-        "from vasuki.base.config import load_job; from vasuki.machines.here.split import Share\n"
+        "from vasuki.base.job_file import load_job; from vasuki.machines.here.split import Share\n"
         "from vasuki.runs.run import run_on_replicas\n"
         "from vasuki.runs.options import RunOptions\n"
         f"run_on_replicas(load_job({str(job)!r}), {SHARES!r}, RunOptions(quiet=True))"
