@@ -9,7 +9,7 @@ import pytest
 
 from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.base.errors import JobFileError, ModelError
-from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS
+from vasuki.machines.experts import MOST_ROWS_OF_ALL_EXPERTS
 from vasuki.machines.here.device import within_host_memory
 from vasuki.machines.memory_budget import activation_bytes, attention_bytes, memory_budget, recorded_bytes
 from vasuki.machines.profile_files import find_profile

@@ -92,7 +92,7 @@ class BlockPool:
         while len(free) < count:
             self._evict()
         first = len(free) - count
-        blocks = free[first:]
+        blocks = free[first:][::-1]  # rising, as they were freed: neighbours are copied together
         del free[first:]
         for block in blocks:
             references[block] = 1

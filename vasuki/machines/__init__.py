@@ -9,5 +9,6 @@ here/            this machine: what it is, how fast, and how much a job may hold
 price            what its time costs
 cost_model/      what a step takes on it
 attention        which kernel attends on a GPU, and in what blocks it wants KV
+experts          how a mixture's experts are computed on a GPU
 memory_budget    how much KV fits together with weights and activations
 """

@@ -38,6 +38,7 @@ from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, varlen
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.loading.load_model import install_experts
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.profiler import first_measure
@@ -45,7 +46,7 @@ from vasuki.hf.ragged_executor import LaunchedStep, RaggedExecutor, build_execut
 from vasuki.hf.recurrent import states
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.machines.cost_model import CostModel, launches_of
-from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS
+from vasuki.machines.experts import MOST_ROWS_OF_ALL_EXPERTS
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
@@ -135,7 +136,7 @@ def _model(
     model._apply(_on_card)
     for module in model.modules():  # some keep tensors that are neither parameters nor buffers
         vars(module).update({name: _on_card(each) for name, each in vars(module).items() if torch.is_tensor(each)})
-    experts.install_experts(model, CUDA)
+    install_experts(model, CUDA)
     loaded = dataclasses.replace(recurrent, device=CUDA) if recurrent else ready()
     if kernels is None:
         return loaded

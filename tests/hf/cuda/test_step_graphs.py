@@ -356,6 +356,8 @@ class LatestCopies:
 
     wait = require
 
+    def keep(self, memory: object) -> None: ...
+
     def settle(self) -> None: ...
 
 

@@ -74,3 +74,10 @@ allocate(2)
 assert allocate(10) < 10 * 3 * 4000, "pages are taken again"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_turns_are_short_only_while_steps_are_launched() -> None:
+    before_s = sys.getswitchinterval()
+    with host.quick_turns():
+        assert sys.getswitchinterval() == pytest.approx(host.TURN_S)
+    assert sys.getswitchinterval() == before_s

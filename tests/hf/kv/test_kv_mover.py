@@ -21,8 +21,9 @@ from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf.kv import kv_cache
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.kv.kv_mover import Done, KVMover, StreamedLayers, ThreadCopyEngine
+from vasuki.hf.kv.kv_mover import CudaCopyEngine, Done, KVMover, StreamedLayers, ThreadCopyEngine
 from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.ragged_executor import build_executor
 
@@ -156,12 +157,14 @@ def test_as_much_is_pinned_as_is_asked_for_until_nobody_wants_it(monkeypatch: py
 
 
 def test_memory_that_cannot_be_pinned_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = Runtime(monkeypatch, 2000)
+    runtime, forgotten = Runtime(monkeypatch, 2000), []
+    monkeypatch.setattr(kv_cache, "_forget_error", lambda: forgotten.append(True))
     with pytest.raises(
         JobFileError, match=r"^kv.host_memory: .* pin that much memory \(out of memory \(2\)\); lower it$"
     ):
         KVCache(LAYOUT, 4, 5, CPU, pinned=True)
     assert not runtime.locked
+    assert forgotten, "the next kernel would be blamed"
 
 
 @pytest.mark.parametrize(("num_layers", "num_streamed"), [(32, 1), (32, 8), (32, 31), (3, 2)])
@@ -308,3 +311,16 @@ def test_sequences_that_move_together_are_one_copy_for_each_layer_and_direction(
         assert host.layers[layer][[6, 7, 0], 0, 0, 0, 0].tolist() == [1, 2, 5]
         assert device.layers[layer][[0, 4, 3], 0, 0, 0, 0].tolist() == [13, 14, 15]
     assert mover.copied_bytes == 6 * device.block_bytes
+
+
+def test_memory_that_copies_use_is_not_given_to_others_before_they_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device: its allocator is told of both streams."""
+    told: list[tuple[int, Any]] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor.data_ptr(), stream)))
+    engine = CudaCopyEngine(torch.device("cuda"))
+    device = KVCache(LAYOUT, 4, 5, CPU)
+    KVMover(device, engine)
+    assert {address for address, _ in told} == {layer.data_ptr() for layer in device.layers}
+    assert len(told) == 2 * len(device.layers)
+    assert len({id(stream) for _, stream in told}) == 2

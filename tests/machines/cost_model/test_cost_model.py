@@ -20,11 +20,13 @@ from vasuki.machines.cost_model import (
     CostModel,
     OperatorModel,
     causal_pairs,
+    recorded_steps,
     roofline,
     windowed_causal_pairs,
 )
 from vasuki.machines.cost_model.copies import HostTraffic
-from vasuki.machines.cost_model.stages import MOST_ROWS_OF_ALL_EXPERTS, Part
+from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.experts import MOST_ROWS_OF_ALL_EXPERTS, waits_for_experts
 from vasuki.machines.known_error import known_error
 from vasuki.machines.measured_points import AttentionPoint, AttentionPoints, InStep, Measured
 from vasuki.machines.profile import HardwareProfile
@@ -332,6 +334,17 @@ def test_decodes_that_are_not_recorded_wait_for_their_launches(
     assert streamed_layers or cost.step_time_s(work) == pytest.approx(time.total_s)
     packed = CostModel(QWEN, slow)
     assert packed.step_time_s(packed.work([1] * 4, [64] * 4)) < launches_s / 10
+
+
+@pytest.mark.parametrize(
+    ("generation", "waits"), [((8, 0), True), ((8, 9), True), ((9, 0), False), ((10, 0), False), ((12, 0), True)]
+)
+def test_few_generations_have_a_grouped_product(generation: tuple[int, int], waits: bool) -> None:
+    """An RTX 5090 is newer than a B200, and has none."""
+    assert waits_for_experts(generation) == waits
+    card = find_profile("h100").model_copy(update={"compute_capability": generation})
+    most = recorded_steps(MIXTURE, card, Layout()).rows
+    assert most == (MOST_ROWS_OF_ALL_EXPERTS if waits else MOST_RECORDED_ROWS)
 
 
 @pytest.mark.parametrize(("card", "rows"), [("a100", 128), ("h100", 512)])

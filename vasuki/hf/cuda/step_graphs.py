@@ -41,7 +41,7 @@ Replay = Callable[[], object]
 Record = Callable[[Replay], Replay]  # something that computes -> what computes it again, from and to the same memory
 
 # Tokens; padding is at most half of them. The most rows that decode side by side are one more size.
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 # Steps of a size: recording one, some 40 ms, takes what five launched steps take longer than recorded ones (a model of
 # 1B on an H200), and does not pay for one that comes up rarely.
 RECORD_AFTER = 4

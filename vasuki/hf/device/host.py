@@ -1,15 +1,19 @@
-"""Settings of the process before torch is loaded: how threads wait for work, that freed memory is kept, and that none
-of a GPU's is lost in pieces."""
+"""Settings of the process. Before torch is loaded: how threads wait for work, that freed memory is kept, and that none
+of a GPU's is lost in pieces. While steps are launched: that nobody keeps the interpreter for long."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 BUSY = 25.0  # percent of the last ten seconds in which somebody waited for a processor, from which on it is shared
 # Of libgomp: rounds that an idle thread spins, some tenths of a millisecond, as long as what lies between two kernels.
 SPINS = 10_000
+TURN_S = 1e-4  # in which a thread hands the interpreter on: a step of 1 ms waits for it several times
 # Of glibc's malloc.h: blocks up to the first size come from the heap, and the heap is not handed back.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _SETTINGS = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 2**30, _TOP_PAD: 64 * 2**20}
@@ -23,6 +27,18 @@ def prepare() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "0" if cpu_pressure() > BUSY else str(SPINS))
     keep_freed_memory()
     set_up_allocator()
+
+
+@contextmanager
+def quick_turns() -> Iterator[None]:
+    """Let threads take turns in the interpreter more often than every 5 ms: while one prepares rows, the one that
+    launches a GPU's steps would wait for so long whenever it comes back from the device."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(min(before_s, TURN_S))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before_s)
 
 
 def cpu_pressure(path: Path = Path("/proc/pressure/cpu")) -> float:

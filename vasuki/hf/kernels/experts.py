@@ -1,8 +1,8 @@
-"""Experts of a mixture, for few rows on cards before Hopper.
+"""Experts of a mixture, for few rows on cards for which torch has no grouped product.
 
-There torch's grouped product waits for the device twice a layer, to learn how many rows each expert has: nothing can be
-recorded then, nor launched ahead. Few rows go through all experts instead, and take from each the share that the router
-gives it. Every expert is read once, as some row wants most of them anyway, and such steps wait for memory.
+There a mixture waits for the device twice a layer, to learn how many rows each expert has: nothing can be recorded
+then, nor launched ahead. Few rows go through all experts instead, and take from each the share that the router gives
+it. Every expert is read once, as some row wants most of them anyway, and such steps wait for memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 
 NAME = "vasuki_all_experts"
 MOST_ROWS = 128  # through each expert, for which a product takes no longer than its weights
-_HOPPER = (9, 0)
 
 
 def all_experts(
@@ -40,12 +39,6 @@ def _product(module: Any, rows: torch.Tensor, name: str) -> torch.Tensor:
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, all_experts)
-
-
-def install_experts(model: Any, device: torch.device) -> None:
-    """Let a model's experts compute so, on a card whose grouped product waits."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _HOPPER:
-        use_all_experts(model)
 
 
 def use_all_experts(model: Any) -> None:

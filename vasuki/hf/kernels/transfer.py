@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
+_ALIGNED_BYTES = 16  # from where each array begins: a kernel is compiled again for addresses that are not so round
+
 
 def to_device(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
     """Arrays of one dimension and one dtype, in one copy."""
     if device.type != "cuda":
         return [torch.from_numpy(array).to(device) for array in arrays]
-    together = torch.from_numpy(np.concatenate(arrays)).pin_memory().to(device, non_blocking=True)
-    return list(torch.split(together, [len(array) for array in arrays]))
+    step = max(1, _ALIGNED_BYTES // arrays[0].itemsize)
+    rooms = [-(-len(array) // step) * step for array in arrays]
+    together = torch.empty(sum(rooms), dtype=torch.from_numpy(arrays[0][:0]).dtype, pin_memory=True)
+    for array, part in zip(arrays, torch.split(together, rooms), strict=True):
+        part[: len(array)] = torch.from_numpy(array)
+    there = together.to(device, non_blocking=True)
+    return [part[: len(array)] for array, part in zip(arrays, torch.split(there, rooms), strict=True)]
 
 
 class ToHost:

@@ -25,8 +25,9 @@ from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.engine.depth import Depth, DepthStep
 from vasuki.engine.depth_control import DepthRule
 from vasuki.hf.kernels.transfer import to_device
+from vasuki.hf.kv.block_copies import copy_of, runs_of
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout, pinned_zeros
-from vasuki.hf.kv.kv_mover import CopyEngine, Done, copy_blocks
+from vasuki.hf.kv.kv_mover import CopyEngine, Done
 
 
 class Arena(KVCache):
@@ -80,6 +81,7 @@ class DepthMover:
     def __init__(self, arena: Arena, engine: CopyEngine) -> None:
         self.device = arena
         self.engine = engine
+        engine.keep(arena.layers)
         self.copied_bytes = 0
         layers, kind = arena.layout.num_layers, arena.layers[0]
         zeros = pinned_zeros if kind.is_cuda else torch.zeros
@@ -249,6 +251,6 @@ class DepthMover:
         targets: list[int],
         after: list[Done],
     ) -> Done:
-        num_bytes, copy = copy_blocks(source, target, sources, targets)
+        num_bytes, copy = copy_of(source, target, runs_of(sources, targets))
         self.copied_bytes += num_bytes
         return self.engine.submit(to_host, copy, after)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -142,6 +143,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         zeros = torch.frombuffer(memory, dtype=dtype).view(shape)
         memory.lock(zeros.data_ptr())
     except (OSError, torch.cuda.CudaError) as error:
+        _forget_error()
         reason = str(error).splitlines()[0]
         raise JobFileError(f"kv.host_memory: the system cannot pin that much memory ({reason}); lower it") from None
     return zeros
@@ -161,6 +163,12 @@ class _Locked(mmap.mmap):
         if self._address:
             torch.cuda.synchronize()  # copies may be under way, such as weights fetched for a step that never comes
             _runtime().cudaHostUnregister(self._address)
+
+
+def _forget_error() -> None:
+    """Take back the last error of CUDA, which the next kernel would else be blamed for: torch clears what it raises."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)
 
 
 def _runtime() -> Any:

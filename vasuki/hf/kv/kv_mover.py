@@ -31,10 +31,10 @@ from typing import Any, Protocol
 import torch
 
 from vasuki.engine.batch import Batch, ScheduledChunk
+from vasuki.hf.kv.block_copies import NO_RUNS, Runs, copy_of, runs_of
 from vasuki.hf.kv.kv_cache import KVCache, pinned_zeros
 from vasuki.models.layout import spread_buffers
 
-_Run = tuple[int, int, int]  # first source block, first target block, how many
 Done = Any  # what later copies and the compute can wait for: a CUDA event, or a flag that a copy thread raises
 
 
@@ -62,6 +62,10 @@ class CopyEngine(Protocol):
 
     def wait(self, done: Done) -> None:
         """The host itself goes on when `done` is."""
+        ...
+
+    def keep(self, memory: Iterable[torch.Tensor]) -> None:
+        """Copies will use this memory of the device: once freed, it waits for those under way before others get it."""
         ...
 
     def settle(self) -> None:
@@ -122,6 +126,9 @@ class ThreadCopyEngine:
 
     def wait(self, done: Done) -> None:
         self.require(done)  # the host is what computes
+
+    def keep(self, memory: Iterable[torch.Tensor]) -> None:
+        """Copies that wait hold on to their tensors."""
 
     def settle(self) -> None:
         """The threads count as they go."""
@@ -184,6 +191,11 @@ class CudaCopyEngine:
     def wait(self, done: Done) -> None:
         done.synchronize()
 
+    def keep(self, memory: Iterable[torch.Tensor]) -> None:
+        for tensor in memory:
+            for stream in self._streams:
+                tensor.record_stream(stream)
+
     def settle(self) -> None:
         self.busy_s += _take_ended(self._copies)
         self.exposed_s += _take_ended(self._waits)
@@ -234,6 +246,7 @@ class KVMover:
         self.host = host  # blocks of parked sequences, numbered by the host pool
         self.engine = engine
         self.copied_bytes = 0
+        engine.keep(device.layers)
         num_layers = len(device.layers)
         self._due: list[list[Done]] = [[] for _ in range(num_layers)]  # what each layer of this step waits for
         self._later: list[list[Done]] = [[] for _ in range(num_layers)]  # returns that the next step waits for
@@ -243,8 +256,8 @@ class KVMover:
         self._stored: dict[int, Done] = {}  # last store of each streamed layer
         self._fetched: dict[int, Done] = {}  # this call's fetch of each streamed layer
         self._unfetched: list[int] = []  # streamed layers that still wait for their buffer
-        self._read: list[_Run] = []  # blocks with earlier tokens of this call's sequences
-        self._written: list[_Run] = []  # blocks that get new tokens in this call
+        self._read: Runs = NO_RUNS  # blocks with earlier tokens of this call's sequences
+        self._written: Runs = NO_RUNS  # blocks that get new tokens in this call
 
     def begin_step(self, batch: Batch) -> None:
         """Start the copies of sequences that leave or return."""
@@ -301,8 +314,8 @@ class KVMover:
         computed = self.engine.computed()
         # One copy in each direction for a layer, however many sequences go that way.
         leaving, coming = ([swap for swap in batch.swaps if swap.to_host is to_host] for to_host in (True, False))
-        out = _runs(_all(swap.device for swap in leaving), _all(swap.host for swap in leaving))
-        back = _runs(_all(swap.host for swap in coming), _all(swap.device for swap in coming))
+        out = runs_of(_all(swap.device for swap in leaving), _all(swap.host for swap in leaving))
+        back = runs_of(_all(swap.host for swap in coming), _all(swap.device for swap in coming))
         for layer, there in enumerate(self.host.layers):
             here = self._homes.get(layer, self.device.layers[layer])
             # Blocks may still be on their way from the last step, in either direction.
@@ -311,8 +324,8 @@ class KVMover:
                 # From host to host no stream copies: torch does it at once, whatever the stream waits for.
                 for done in after:
                     self.engine.wait(done)
-            left = [self.engine.submit(True, self._copy(here, there, out), after)] if out else []
-            came = [self.engine.submit(False, self._copy(there, here, back), [*after, *left])] if back else []
+            left = [self.engine.submit(True, self._copy(here, there, out), after)] if leaving else []
+            came = [self.engine.submit(False, self._copy(there, here, back), [*after, *left])] if coming else []
             self._due[layer] += left
             self._later[layer] += came
 
@@ -326,7 +339,7 @@ class KVMover:
             table = chunk.sequence.block_table.device
             read.update(table[: -(-chunk.start // size)])
             written.update(table[chunk.start // size : -(-chunk.end // size)])
-        self._read, self._written = (_runs(sorted(blocks), sorted(blocks)) for blocks in (read, written))
+        self._read, self._written = (runs_of(blocks, blocks) for blocks in map(list, (read, written)))
 
     def _fetch_next(self, buffer: int, after: list[Done]) -> None:
         """Fetch the next streamed layer of a buffer that is free after the given work."""
@@ -339,29 +352,11 @@ class KVMover:
         copy = self._copy(self._homes[layer], self.device.layers[layer], self._read)
         self._fetched[layer] = self.engine.submit(False, copy, [*after, *self._due[layer]])
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor, runs: list[_Run]) -> Callable[[], int]:
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, runs: Runs) -> Callable[[], int]:
         """A copy of whole blocks of one layer, to be run by the engine."""
-        num_bytes, copy = _copy_runs(source, target, runs)
+        num_bytes, copy = copy_of(source, target, runs)
         self.copied_bytes += num_bytes
         return copy
-
-
-def copy_blocks(
-    source: torch.Tensor, target: torch.Tensor, sources: list[int], targets: list[int]
-) -> tuple[int, Callable[[], int]]:
-    """The bytes of a copy of blocks from one tensor to another, and the copy, which an engine runs."""
-    return _copy_runs(source, target, _runs(sources, targets))
-
-
-def _copy_runs(source: torch.Tensor, target: torch.Tensor, runs: list[_Run]) -> tuple[int, Callable[[], int]]:
-    num_bytes = sum(count for *_, count in runs) * source[0].numel() * source.element_size()
-
-    def copy() -> int:
-        for first, other, count in runs:
-            target[other : other + count].copy_(source[first : first + count], non_blocking=True)
-        return num_bytes
-
-    return num_bytes, copy
 
 
 def _home(buffer: torch.Tensor) -> torch.Tensor:
@@ -371,14 +366,3 @@ def _home(buffer: torch.Tensor) -> torch.Tensor:
 
 def _all(groups: Iterable[list[int]]) -> list[int]:
     return list(chain.from_iterable(groups))
-
-
-def _runs(sources: list[int], targets: list[int]) -> list[_Run]:
-    """Merge neighbours: a run for every stretch that is contiguous on both sides."""
-    runs: list[_Run] = []
-    for source, target in zip(sources, targets, strict=True):
-        if runs and source == runs[-1][0] + runs[-1][2] and target == runs[-1][1] + runs[-1][2]:
-            runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
-        else:
-            runs.append((source, target, 1))
-    return runs

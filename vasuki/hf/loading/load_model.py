@@ -28,7 +28,7 @@ from vasuki.hf.cpu.cpu_kernels import CPUKernels, load_cpu_kernels
 from vasuki.hf.device.device import give_back, take_some, the_cpu, why_no_cuda
 from vasuki.hf.encoders.side_by_side import SideBySide
 from vasuki.hf.fused.by_torch import fuse_modules
-from vasuki.hf.kernels.experts import install_experts
+from vasuki.hf.kernels.experts import use_all_experts
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.loading.accounting import Outline, pickled_tensors, refuse_unaccounted
@@ -39,6 +39,7 @@ from vasuki.hf.loading.prepare import Refused, described, prepare, prepare_padde
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.padded.held_memory import HeldBytes
+from vasuki.machines.experts import waits_for_experts
 from vasuki.models.config_json import encodes
 from vasuki.models.dtypes import computed_dtype
 from vasuki.models.files import description_folder
@@ -312,3 +313,9 @@ class _Loading:
         weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
         waits = self.stays_on_host is not None and self.stays_on_host(weight_bytes, self.device)
         return loaded if waits else loaded.to(self.device)
+
+
+def install_experts(model: Any, device: torch.device) -> None:
+    """Let few rows pass all of a mixture's experts, where a card would wait for how many each of them has."""
+    if device.type == "cuda" and waits_for_experts(torch.cuda.get_device_capability(device)):
+        use_all_experts(model)

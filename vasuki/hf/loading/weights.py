@@ -78,6 +78,7 @@ class WeightStream:
                 layer.to(device)
         size = max((flat.host.numel() for flat in self._flat.values()), default=0)
         self._buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(streamed.num_buffers)]
+        engine.keep(self._buffers)
         # Who visits each buffer, in order; the first is the next.
         self._visitors = [
             deque(layer for layer, b in self._buffer_of.items() if b == i) for i in range(len(self._buffers))

@@ -1,7 +1,8 @@
 """Copies between host and device by size, and the bandwidth of the device's memory.
 
-Copies are issued as the engine issues them: many in a row, from and to pinned memory, one stream a direction on a GPU,
-one thread a direction on a CPU, where "host" and "device" are two places of the same memory.
+Copies are issued as the engine issues them: of blocks that lie scattered, in one call where the driver has one, from
+and to pinned memory, one stream a direction on a GPU, one thread a direction on a CPU, where "host" and "device" are
+two places of the same memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 import torch
 
 from vasuki.hf.device.device import cache_bytes
+from vasuki.hf.kv.block_copies import copy_of, runs_of
 from vasuki.hf.kv.kv_mover import CopyEngine, ThreadCopyEngine
 from vasuki.hf.profiler.timing import Effort, clock_for, cuda_event, measure, measure_timed
 from vasuki.machines.link import Link, LinkPoint
@@ -122,12 +124,13 @@ class _Buffers:
         self._target = target
         self._at = 0
 
-    def copy(self, num_bytes: int) -> None:
-        if self._at + num_bytes > len(self._source):
-            self._at = 0
-        part = slice(self._at, self._at + num_bytes)
-        self._target[part].copy_(self._source[part], non_blocking=True)
-        self._at += num_bytes
+    def copies(self, num_bytes: int, count: int) -> Callable[[], int]:
+        """So many copies of that size, no two of which are neighbours on both sides."""
+        blocks = len(self._source) // num_bytes
+        source, target = (each[: blocks * num_bytes].view(blocks, num_bytes) for each in (self._source, self._target))
+        chosen = [(self._at + index) % blocks for index in range(count)]
+        self._at = (self._at + count) % blocks
+        return copy_of(source, target, runs_of(chosen, chosen[::-1]))[1]
 
 
 def _copies(num_bytes: int) -> int:
@@ -162,10 +165,10 @@ class _HostPath:
     def _run(buffers: _Buffers, num_bytes: int, start: threading.Barrier, took_s: list[float]) -> Callable[[], int]:
         def run() -> int:
             count = _copies(num_bytes)
+            copies = buffers.copies(num_bytes, count)
             start.wait()
             started_s = time.perf_counter()
-            for _ in range(count):
-                buffers.copy(num_bytes)
+            copies()
             took_s.append((time.perf_counter() - started_s) / count)
             return count * num_bytes
 
@@ -187,14 +190,12 @@ class _CudaPath:
         count = _copies(num_bytes)
         ways = [(self._streams[i], self._ways[i]) for i, wanted in enumerate((h2d, d2h)) if wanted]
         timed = [(cuda_event(), cuda_event()) for _ in ways]
-        for (stream, _), (begin, _) in zip(ways, timed, strict=True):
-            begin.record(stream)
-        for _ in range(count):
-            for stream, buffers in ways:
-                with torch.cuda.stream(stream):
-                    buffers.copy(num_bytes)
-        for (stream, _), (_, end) in zip(ways, timed, strict=True):
-            end.record(stream)
+        copies = [buffers.copies(num_bytes, count) for _, buffers in ways]
+        for (stream, _), (begin, end), copy in zip(ways, timed, copies, strict=True):
+            with torch.cuda.stream(stream):
+                begin.record(stream)
+                copy()
+                end.record(stream)
         for _, end in timed:
             end.synchronize()
         return max(float(begin.elapsed_time(end)) for begin, end in timed) / 1e3 / count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from vasuki.engine.settings import MOST_SEQS
+from vasuki.machines.experts import MOST_ROWS_OF_ALL_EXPERTS, waits_for_experts
 from vasuki.machines.profile import HardwareProfile, Overheads
 from vasuki.models.layout import Layout
 from vasuki.models.shape import ModelShape
@@ -23,10 +24,6 @@ LAUNCHED_PER_STEP = 23
 # tokens of steps with prompts, below which a step waits for memory and padding costs it nothing.
 MOST_RECORDED_ROWS = MOST_SEQS
 MOST_RECORDED_TOKENS = 256
-# Before Hopper, up to this many rows pass all experts of a mixture. More rows go to their chosen experts, and the host
-# waits to learn which: see `hf.kernels.experts`.
-MOST_ROWS_OF_ALL_EXPERTS = 128
-HOPPER = (9, 0)
 
 
 class Part(NamedTuple):
@@ -90,6 +87,6 @@ def recorded_steps(shape: ModelShape, profile: HardwareProfile, layout: Layout) 
         return Recorded()
     if not shape.compiles or shape.backend != "ragged" or shape.recurrent is not None:
         return Recorded()
-    waits = shape.num_expert_layers and profile.generation < HOPPER
+    waits = shape.num_expert_layers and waits_for_experts(profile.generation)
     rows = MOST_ROWS_OF_ALL_EXPERTS if waits else MOST_RECORDED_ROWS
     return Recorded(rows, 0 if profile.attention == "packed" else min(rows, MOST_RECORDED_TOKENS))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -166,13 +167,16 @@ class Device:
             should_stop: asked between two steps.
             observers: see each step as well.
         """
+        from vasuki.hf.device.host import quick_turns
+
         num_layers = self.loaded.kv_layout.num_layers
         tracer = StepTracer(note, self.plan.settings, self.loaded.token_bytes, num_layers, self.time_left)
         watchdog = Watchdog(self.time_left.step_s)
         watching: list[Observer] = [self.time_left, tracer, watchdog, self.done, *observers]
         gc.freeze()  # the collector need not walk through what was loaded, half a second in the midst of a job
         try:
-            drain(requests, self.scheduler, self._executor, sink, watching, should_stop, self.stats)
+            with quick_turns() if self.loaded.device.type == "cuda" else nullcontext():
+                drain(requests, self.scheduler, self._executor, sink, watching, should_stop, self.stats)
         finally:
             gc.unfreeze()
             watchdog.close()
