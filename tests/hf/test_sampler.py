@@ -135,13 +135,13 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_drawing_holds_no_more_than_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    draw = sampler._draw
+    draw = sampler._drawn
 
     def watched(logits: torch.Tensor, *others: Any) -> torch.Tensor:
         seen.append(logits.numel())
         return draw(logits, *others)
 
-    monkeypatch.setattr(sampler, "_draw", watched)
+    monkeypatch.setattr(sampler, "_drawn", watched)
     monkeypatch.setattr(sampler, "DRAWN_LOGITS", 150)
     sample(torch.randn(12, 50), [sequence(row, temperature=1.0) for row in range(12)])
     assert seen == [150] * 4

@@ -25,19 +25,18 @@ from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
 from vasuki.hf.device.device import give_back
 from vasuki.hf.encoders.encoder import Encoder
-from vasuki.hf.kernels.top_tokens import KeepTopP
 from vasuki.hf.kernels.transfer import ToHost, to_device
 from vasuki.hf.kv.depth_mover import Arena, DepthMover
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout, PoolTooLarge
 from vasuki.hf.kv.kv_mover import KVMover, StreamedLayers, copy_engine
 from vasuki.hf.last_layer import sampled_mlp
 from vasuki.hf.loading.loaded_model import LoadedModel
-from vasuki.hf.loading.triton_kernels import top_p_kernel
+from vasuki.hf.loading.triton_kernels import drawing_kernel
 from vasuki.hf.padded.forward import Alone, Forward, Padded
 from vasuki.hf.processors import Processors
 from vasuki.hf.reading import MOST_LOGITS, Readings, ReadPositions
 from vasuki.hf.recurrent.states import StateCache
-from vasuki.hf.sampler import NO_TOKEN, Sampled, draws, likeliest, logprobs_of, sample
+from vasuki.hf.sampler import NO_TOKEN, Draw, Sampled, draws, likeliest, logprobs_of, sample
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.memory_budget import recorded_context
 
@@ -75,7 +74,7 @@ class RaggedExecutor:
         offload: moves KV while layers compute.
         states: what recurrent layers keep of the rows, where there are such.
         shaping: of padded calls.
-        keep: top-p by a kernel, where there is one.
+        draw: a kernel that draws tokens, where there is one.
 
     Attributes:
         alternatives: how many of the likeliest tokens are told with each one; None where not even its own
@@ -95,7 +94,7 @@ class RaggedExecutor:
         offload: Mover | None = None,
         states: StateCache | None = None,
         shaping: Shaping | None = None,
-        keep: KeepTopP | None = None,
+        draw: Draw | None = None,
     ) -> None:
         self.loaded = loaded
         self.cache = cache
@@ -103,7 +102,7 @@ class RaggedExecutor:
         self.attention = attention or AttentionKernels()
         self.offload = offload
         self.states = states
-        self.keep = keep
+        self.draw = draw
         self.alternatives: int | None = None
         self.readings = Readings()  # of rows
         self.processors = Processors(loaded.eos_token_ids, lambda text: loaded.tokenizer.encode_plain(text))
@@ -287,7 +286,7 @@ class RaggedExecutor:
         unedited, edits = logits, _edit_logits(sequences)
         if edits:
             logits = self._edited(logits.clone() if self.want_logprobs else logits, sequences)
-        return sample(logits, sequences, self.want_logprobs, self.keep, unedited, self.alternatives or 0)
+        return sample(logits, sequences, self.want_logprobs, self.draw, unedited, self.alternatives or 0)
 
     def _edited(self, logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """Logits as the rows' settings have them."""
@@ -454,9 +453,9 @@ def build_executor(
         attention = AttentionKernels(loaded.kernel, cost_model.profile.attention)
         packed = min(shape.longest_packed_tokens, loaded.longest_packed_tokens)
         similar = Similar(packed, cost_model.rectangle_s, shape.always_packed)
-    keep = top_p_kernel(device) if on_gpu and loaded.compiles else None
+    draw = drawing_kernel(device) if on_gpu and loaded.compiles else None
     shaping = shaping_of(settings.policy) or similar
-    executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, keep)
+    executor = RaggedExecutor(loaded, cache, want_logprobs, attention, offload, states, shaping, draw)
     executor.settings, executor.alternatives = settings, alternatives
     if records:
         limits, record = settings.limits, record_on_device()

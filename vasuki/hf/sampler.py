@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from vasuki.engine.sequence import Sequence
-from vasuki.hf.kernels.top_tokens import KeepTopP, keep_top_k, keep_top_p
+from vasuki.hf.kernels.top_tokens import keep_top_k, keep_top_p
 from vasuki.hf.kernels.transfer import to_device
 from vasuki.machines.memory_budget import DRAWN_LOGITS
+
+# A kernel that draws: see `kernels.by_triton.sampling.draw`.
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, bool, bool], None]
 
 NO_TOKEN = -1
 _SLICE = 512  # tokens of the vocabulary
@@ -78,7 +82,7 @@ def sample(
     logits: torch.Tensor,
     sequences: list[Sequence],
     want_logprobs: bool = False,
-    keep: KeepTopP | None = None,
+    draw: Draw | None = None,
     unedited: torch.Tensor | None = None,
     alternatives: int = 0,
 ) -> Sampled:
@@ -88,16 +92,22 @@ def sample(
         logits: `[num_sequences, vocab_size]`.
         sequences: whose settings count.
         want_logprobs: also say how likely each token was.
-        keep: a kernel in the place of `keep_top_p`.
+        draw: a kernel that draws all rows at once.
         unedited: the logits as the model gave them, where they are others: what log-probabilities are of.
         alternatives: how many of the likeliest tokens are told with theirs.
     """
     token_ids, largest = likeliest(logits)
     drawn = [row for row, sequence in enumerate(sequences) if draws(sequence)]
+    if draw is not None and drawn:
+        asked = _settings(drawn, sequences)
+        [settings] = to_device(logits.device, asked.reshape(-1))
+        by_count, by_sum = bool((asked[2] > 0).any()), bool((asked[3] < 1).any())
+        draw(logits, largest, settings.view(asked.shape), token_ids, by_count, by_sum)
+        drawn = []
     for some in _slices(drawn, logits.shape[-1], logits.device):
         [rows] = to_device(logits.device, np.array(some))
         own = logits[rows].float().masked_fill_(~torch.isfinite(largest[rows]).unsqueeze(-1), 0.0)
-        tokens = _draw(own, [sequences[row] for row in some], keep or keep_top_p)
+        tokens = _drawn(own, [sequences[row] for row in some])
         token_ids[rows] = torch.where(token_ids[rows] == NO_TOKEN, NO_TOKEN, tokens)
     if not want_logprobs:
         return Sampled(token_ids)
@@ -161,7 +171,15 @@ def uniform(sequence: Sequence) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
-def _draw(logits: torch.Tensor, sequences: list[Sequence], keep: KeepTopP) -> torch.Tensor:
+def _settings(rows: list[int], sequences: list[Sequence]) -> npt.NDArray[np.float64]:
+    """What a kernel is told of the rows that it draws, `[6, drawn]`: see `Draw`."""
+    params = [sequences[row].request.sampling for row in rows]
+    numbers = [uniform(sequences[row]) for row in rows]
+    asked = zip(rows, params, numbers, strict=True)
+    return np.array([(row, p.temperature, p.top_k, p.top_p, p.min_p, number) for row, p, number in asked]).T
+
+
+def _drawn(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
     """Draw each row's token; the logits `[rows, vocab_size]` in float32 are overwritten."""
     params = [sequence.request.sampling for sequence in sequences]
     device, vocab_size = logits.device, logits.shape[-1]
@@ -181,7 +199,7 @@ def _draw(logits: torch.Tensor, sequences: list[Sequence], keep: KeepTopP) -> to
     for top_k, some in filtered.items():
         [rows] = to_device(device, np.array(some))
         if top_k == vocab_size:
-            shares[rows] = keep(shares[rows], top_p[rows].float())
+            shares[rows] = keep_top_p(shares[rows], top_p[rows].float())
         else:
             shares[rows] = keep_top_k(shares[rows], top_k, top_p[rows].float())
     if any(p.min_p for p in params):

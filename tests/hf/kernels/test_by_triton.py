@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from vasuki.engine.loop import drain
 from vasuki.engine.policy import POLICIES
 from vasuki.engine.scheduler import Scheduler
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
@@ -38,10 +40,10 @@ from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fuse_modules
 from vasuki.hf.kernels.by_triton import attention, layer, sampling
 from vasuki.hf.kernels.by_triton.attention import TileAttention, num_splits
-from vasuki.hf.kernels.top_tokens import keep_top_p
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading import triton_kernels
 from vasuki.hf.ragged_executor import RaggedExecutor
+from vasuki.hf.sampler import NO_TOKEN, sample, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # a sigmoid far out
 
@@ -205,36 +207,87 @@ def test_a_kernel_that_answers_otherwise_is_not_used(monkeypatch: pytest.MonkeyP
     assert "torch's operators compute attention" in caplog.text
 
 
-@settings(max_examples=30, deadline=None)
+def _rows(asked: list[SamplingParams], seed: int = 0) -> list[Sequence]:
+    return [
+        Sequence(Request(row, f"{seed}-{row}", 1, 1, sampling=dataclasses.replace(each, seed=seed)))
+        for row, each in enumerate(asked)
+    ]
+
+
+@settings(max_examples=40, deadline=None)
 @given(
-    units=st.lists(st.integers(0, 16), min_size=1, max_size=90),
-    top_p=st.integers(0, 16).map(lambda sixteenths: sixteenths / 16),
+    units=st.lists(st.integers(0, 6), min_size=1, max_size=90),
+    top_p=st.integers(1, 16).map(lambda sixteenths: sixteenths / 16),
+    top_k=st.integers(0, 40),
+    min_p=st.sampled_from([0.0, 0.2, 1.0]),
     columns=st.sampled_from([16, 128]),
+    seed=st.integers(0, 99),
 )
-def test_keeps_what_a_sort_keeps(units: list[int], top_p: float, columns: int) -> None:
-    """Of many equals too. Sums of these numbers are exact in any order."""
-    shares = torch.tensor([[unit / 16 for unit in units], [1.0] * len(units)])
-    shares[0, len(units) // 2] = 1.0
-    asked = torch.tensor([top_p, 0.5])
+def test_draws_from_the_likeliest_tokens(
+    units: list[int], top_p: float, top_k: int, min_p: float, columns: int, seed: int
+) -> None:
+    """Of many equals too, beside rows that ask for other things. Shares are powers of two: sums are exact."""
+    logits = torch.tensor([[unit * math.log(2) for unit in units]] * 4)
+    asked = [
+        SamplingParams(temperature=1.0, top_p=top_p, top_k=top_k, min_p=min_p),
+        SamplingParams(temperature=1.0),
+        SamplingParams(),  # is not drawn
+        SamplingParams(temperature=1.0, top_k=2),
+    ]
+    rows = _rows(asked, seed)
     with mock.patch.object(sampling, "_COLUMNS", columns):
-        kept = sampling.keep_top_p(shares.clone(), asked)
-    assert torch.equal(kept, keep_top_p(shares.clone(), asked))
+        token_ids = sample(logits, rows, draw=sampling.draw).token_ids
+    assert token_ids.tolist() == [_drawn(units, row) for row in rows]
 
 
-def test_of_a_whole_vocabulary_is_kept_what_a_sort_keeps() -> None:
-    """But for a token or two at the edge, whose sums are rounded otherwise."""
-    shares = torch.randn(3, 50_000, generator=torch.Generator().manual_seed(4)).mul(3).softmax(-1)
-    shares /= shares.amax(-1, keepdim=True)
-    top_p = torch.tensor([0.3, 0.9, 0.999])
-    kept, expected = sampling.keep_top_p(shares.clone(), top_p), keep_top_p(shares.clone(), top_p)
-    assert ((kept > 0) != (expected > 0)).sum(-1).max() <= 2
-    assert (expected > 0).sum(-1).tolist()[-1] > 20_000
+def _drawn(units: list[int], row: Sequence) -> int:
+    """As it is written down: in order, of equals the first ones first."""
+    asked, shares = row.request.sampling, [2.0 ** (unit - max(units)) for unit in units]
+    order = sorted(range(len(shares)), key=lambda token: -shares[token])
+    if not asked.temperature:
+        return order[0]
+    kept = order[: asked.top_k or None]
+    whole, so_far = sum(shares[token] for token in kept), [0.0]
+    for token in kept:
+        so_far.append(so_far[-1] + shares[token])
+    stay = {token for token, before in zip(kept, so_far, strict=False) if before < asked.top_p * whole}
+    stay = {token for token in stay if shares[token] >= asked.min_p}
+    number, summed = uniform(row) * sum(shares[token] for token in stay), 0.0
+    for token in sorted(stay):
+        summed += shares[token]
+        if summed > number:
+            return token
+    raise AssertionError("a number is below 1")
 
 
-def test_top_p_that_keeps_other_tokens_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert triton_kernels.top_p_kernel(CPU) is sampling.keep_top_p
-    monkeypatch.setattr(sampling, "keep_top_p", lambda shares, top_p: shares)
-    assert triton_kernels.top_p_kernel(CPU) is None
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_draws_of_a_whole_vocabulary_are_those_of_operators(dtype: torch.dtype) -> None:
+    asked = [
+        SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
+        for temperature in (0.3, 1.0, 1.7)
+        for top_p, top_k, min_p in ((1.0, 0, 0.0), (0.3, 0, 0.0), (0.95, 0, 0.05), (1.0, 50, 0.0), (0.9, 1000, 0.0))
+        if not top_k or dtype is torch.float32  # torch.topk keeps any of equals, of which there are many
+    ]
+    logits = torch.randn(len(asked), 50_000, generator=torch.Generator().manual_seed(4)).mul(3).to(dtype)
+    rows = _rows(asked)
+    expected = sample(logits.clone(), rows).token_ids
+    assert torch.equal(sample(logits, rows, draw=sampling.draw).token_ids, expected)
+
+
+def test_rows_without_numbers_and_with_masks_are_drawn_as_ever() -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(1))
+    logits[0, 7], logits[1, 3] = torch.nan, torch.inf
+    logits[2] = -torch.inf
+    logits[2, 41] = -5.0
+    rows = _rows([SamplingParams(temperature=1.0, top_p=0.9)] * 4)
+    token_ids = sample(logits, rows, draw=sampling.draw).token_ids
+    assert token_ids.tolist() == [NO_TOKEN, NO_TOKEN, 41, int(sample(logits.clone(), rows).token_ids[3])]
+
+
+def test_a_kernel_that_draws_other_tokens_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert triton_kernels.drawing_kernel(CPU) is sampling.draw
+    monkeypatch.setattr(sampling, "draw", lambda logits, largest, settings, token_ids, *how: token_ids.zero_())
+    assert triton_kernels.drawing_kernel(CPU) is None
 
 
 def test_layers_are_fused_where_the_kernel_answers_alike_alone() -> None:
@@ -259,7 +312,7 @@ from vasuki.hf.kernels.by_triton import attention, layer, sampling
 kernels = []
 
 def launch(kernel, grid, *arguments, **sizes):
-    names = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.int64": "i64"}
+    names = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.int64": "i64", "torch.float64": "fp64"}
     types = [
         f"*{names[str(each.dtype)]}" if hasattr(each, "dtype") else "fp32" if isinstance(each, float) else "i32"
         for each in arguments
@@ -292,7 +345,8 @@ layer.turn_and_store(heads, 32, angles[:, :48], angles[:, :48], rows, cache, 96,
 layer.normed(heads.flatten(1), heads.flatten(1)[0], 1e-6, 1.0)
 for activation in layer.ACTIVATIONS:
     layer.gated(angles, activation)
-sampling.keep_top_p(torch.zeros(4, 128), torch.zeros(4))
+for filters in ((False, False), (True, True)):
+    sampling.draw(heads.flatten(1), heads[:, 0, 0], torch.zeros(6, 4, dtype=torch.float64), rows, *filters)
 print(json.dumps(kernels))
 """
 
@@ -310,7 +364,7 @@ def test_kernels_are_compiled_for_the_smallest_card() -> None:
         "_merge",
         "_turn_and_store",
         "_gated",
-        "_keep_top_p",
+        "_draw",
         "_normed",
     }
     assert all(code for _, code, _ in kernels)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-
-KeepTopP = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # `keep_top_p`, or a kernel that does the same
 
 
 def keep_top_p(shares: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

@@ -6,15 +6,17 @@ The kernels of a layer are compared where they take their place (`fused`), atten
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.fused.replace import close
-from vasuki.hf.kernels.top_tokens import KeepTopP, keep_top_p
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
+from vasuki.hf.sampler import Draw, sample
 
 if TYPE_CHECKING:
     from vasuki.hf.kernels.by_triton.attention import TileAttention
@@ -40,20 +42,23 @@ def small_kernels(device: torch.device) -> SmallKernels | None:
     return SmallKernels(layer.turn_and_store, layer.gated, layer.normed)
 
 
-def top_p_kernel(device: torch.device) -> KeepTopP | None:
-    """Top-p without a sort; None where it does not compile, or keeps something else."""
+def drawing_kernel(device: torch.device) -> Draw | None:
+    """What draws all rows of a step in one launch; None where it does not compile, or draws something else."""
     try:
         from vasuki.hf.kernels.by_triton import sampling
 
-        # Sums of these are exact in any order.
-        shares, top_p = (torch.arange(5000) % 65 / 64).repeat(3, 1), torch.tensor([0.0, 0.5, 1.0])
-        kept = sampling.keep_top_p(shares.clone().to(device), top_p.to(device))
-        if not torch.equal(kept.cpu(), keep_top_p(shares, top_p)):
-            raise ValueError("it keeps other tokens than a sort does")
+        # Each share well below the next larger one: rounding decides nowhere.
+        logits = (torch.arange(5000) * 37 % 5000 * -0.5).repeat(4, 1)
+        asked = [SamplingParams(), SamplingParams(top_k=7), SamplingParams(top_p=0.5, min_p=0.1)]
+        params = [replace(each, temperature=0.7, seed=1) for each in [*asked, replace(asked[1], top_p=0.5)]]
+        rows = [Sequence(Request(row, row, 1, 1, sampling=each)) for row, each in enumerate(params)]
+        expected = sample(logits.clone(), rows).token_ids
+        if not torch.equal(sample(logits.to(device), rows, draw=sampling.draw).token_ids.cpu(), expected):
+            raise ValueError("it draws other tokens than operators do")
     except Exception as error:
-        _without("top-p", error)
+        _without("drawing", error)
         return None
-    return sampling.keep_top_p
+    return sampling.draw
 
 
 def tile_attention(

@@ -2,6 +2,6 @@
 
 attention    over paged blocks, for whatever a layer wants
 layer        norms, rotation with the write into the cache, and the gate of an MLP
-sampling     top-p without a sort
+sampling     tokens that are drawn, all rows of a step at once
 launch       how they are launched
 """
