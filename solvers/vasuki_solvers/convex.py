@@ -9,7 +9,7 @@ steps can be searched for.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +54,15 @@ class Hull:
     def slope_after(self, x: float) -> float:
         """How much the function rises for each unit right of x."""
         right = bisect_right(self.x, x)
+        if right == 0:
+            return 0.0
+        if right == len(self.x):
+            return self.slope
+        return (self.y[right] - self.y[right - 1]) / (self.x[right] - self.x[right - 1])
+
+    def slope_before(self, x: float) -> float:
+        """How much the function rises for each unit left of x."""
+        right = bisect_left(self.x, x)
         if right == 0:
             return 0.0
         if right == len(self.x):
@@ -116,6 +125,8 @@ def least(function: Callable[[float], float], low: float, high: float) -> float:
     at_left, at_right = function(left), function(right)
     best = min(function(low), function(high))
     for _ in range(SEARCH_STEPS):
+        if not left < right:  # closer than doubles can tell
+            break
         if at_left <= at_right:
             high, right, at_right = right, left, at_left
             left = high - GOLDEN * (high - low)

@@ -22,6 +22,8 @@ from vasuki.planner.search import WORTH
 from vasuki.planner.simulated import simulate_plan
 from vasuki_solvers import Instance, Schedule, greedy_schedule, milp
 
+pytestmark = pytest.mark.whole_search
+
 LLAMA = named_shape("llama-3-8b")
 A10 = find_profile("a10")
 

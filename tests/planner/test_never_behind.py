@@ -22,6 +22,8 @@ from vasuki.planner.lengths import Lengths
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import simulate_plan
 
+pytestmark = pytest.mark.whole_search
+
 JOBS = int(os.environ.get("VASUKI_PLANS", "14"))
 MOST_ROWS = 220 if JOBS > 100 else 60
 KINDS = ("tiny", "classify", "long prompts", "long outputs", "one giant", "equal", "mixed")

@@ -24,7 +24,7 @@ from vasuki.io.output.manifest import read_manifest
 from vasuki.io.output.trace import read_trace
 from vasuki.report.timeline import read_timeline
 
-KILLS = int(os.environ.get("VASUKI_KILLS", "14"))
+KILLS = int(os.environ.get("VASUKI_KILLS", "8"))
 
 
 def kill_at(job: Path, phase: str, rng: random.Random, least_entries: int = 1) -> Order:

@@ -14,6 +14,8 @@ import reproduce_sarathi
 import reproduce_vasuki
 from reproduce_table import Options
 
+pytestmark = pytest.mark.whole_search
+
 ROOT = Path(__file__).resolve().parents[2]
 
 TOY = Options(scale=0.001)

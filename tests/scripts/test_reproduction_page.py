@@ -11,6 +11,8 @@ import reproduce
 import write_page
 from reproduce_table import Options
 
+pytestmark = pytest.mark.whole_search
+
 MEASURED = {
     "forest-on-cpu",
     "baton-on-cpu",

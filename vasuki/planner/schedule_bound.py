@@ -166,12 +166,6 @@ class RoomBound:
         return max(job.longest_output, job.sums.held / self.room.kv_tokens, job.sums.samples / job.side_by_side)
 
     @property
-    def context_s(self) -> float:
-        """Seconds for each token of context that decodes read, at most."""
-        full, windowed = self.terms.full.layers * self.full.slope, self.terms.windowed.layers * self.windowed.slope
-        return self.in_step * (full + windowed)
-
-    @property
     def chunks_s(self) -> float:
         """Seconds of attention of longer chunks, whatever the number of steps."""
         sums, full, windowed = self.job.sums, self.terms.full, self.terms.windowed
@@ -186,7 +180,7 @@ class RoomBound:
         if not self.fits:
             return math.inf
         job, sums, terms, kv_tokens = self.job, self.job.sums, self.terms, self.room.kv_tokens
-        in_step, context_s, chunks_s = self.in_step, self.context_s, self.chunks_s
+        in_step, chunks_s = self.in_step, self.chunks_s
         none_s, fewest, fewest_sampling = float(terms.samples_s[0]), self.fewest, self.fewest_sampling
         sampling = sums.samples / self.samples.cheapest(none_s)  # steps, if there may be any number
         full_layers, windowed_layers = in_step * terms.full.layers, in_step * terms.windowed.layers
@@ -202,7 +196,10 @@ class RoomBound:
         def total_s(steps: float) -> float:
             some = max(fewest_sampling, min(steps, sampling))
             device_s = in_step * (self.samples.of_steps(some, sums.samples) + (steps - some) * none_s) + chunks_s
-            if job.again * self.tokens.slope_after(sums.tokens / steps) >= context_s:
+            # What the first token saves that is computed again; the next ones save no more, and take no less.
+            saved_s = full_layers * self.full.slope_before(sums.contexts / steps)
+            saved_s += windowed_layers * self.windowed.slope_before(sums.windowed_contexts / steps)
+            if job.again * self.tokens.slope_after(sums.tokens / steps) >= saved_s:
                 device_s += tokens_and_reads_s(steps, 0.0)
             else:
                 device_s += least(lambda again: tokens_and_reads_s(steps, again), 0.0, sums.contexts)
