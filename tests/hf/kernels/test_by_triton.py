@@ -54,7 +54,12 @@ SMALL = SmallKernels(layer.turn_and_store, layer.gated, layer.normed)
 
 
 def _attended(
-    dtype: torch.dtype, heads: tuple[int, int, int], block_tokens: int, chunks: list[tuple[int, int]], variant: Variant
+    dtype: torch.dtype,
+    heads: tuple[int, int, int],
+    block_tokens: int,
+    chunks: list[tuple[int, int]],
+    variant: Variant,
+    large: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the kernel and its twin answer chunks of (tokens before, tokens)."""
     num_kv_heads, group, head_dim = heads
@@ -62,7 +67,7 @@ def _attended(
     cache = torch.randn(len(chunks) * width, 2, block_tokens, num_kv_heads, head_dim).to(dtype)
     tables = torch.randperm(len(cache)).view(len(chunks), width)
     query = torch.randn(sum(tokens for _, tokens in chunks), num_kv_heads * group, head_dim).to(dtype)
-    kernel, tiles, first, expected = TileAttention(group, dtype), [], 0, []
+    kernel, tiles, first, expected = TileAttention(group, dtype, large), [], 0, []
     for row, (before, tokens) in enumerate(chunks):
         for done in range(0, tokens, kernel.tile_tokens):
             tiles.append([first + done, min(kernel.tile_tokens, tokens - done), before + done, row, 0])
@@ -90,6 +95,31 @@ def test_attends_like_torch(variant: str, splits: int, dtype: torch.dtype, monke
     chunks = [(130, 1), (0, 1), (0, 30), (61, 5), (3, 1)]
     answer, expected = _attended(dtype, (2, 3, 20), 16, chunks, Variant(0.3, **options))
     torch.testing.assert_close(answer, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+def test_large_tiles_attend_like_torch() -> None:
+    torch.manual_seed(2)
+    chunks, dtype = [(70, 150), (0, 1), (200, 1), (0, 33)], torch.float16
+    answer, expected = _attended(dtype, (2, 2, 24), 16, chunks, Variant(0.3, window=90), large=True)
+    torch.testing.assert_close(answer, expected, rtol=0, atol=TOLERANCE[dtype])
+    assert TileAttention(2, dtype, large_tiles=True).tile_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("generation", "head_dim", "dtype", "takes"),
+    [
+        ((9, 0), 128, torch.bfloat16, True),
+        ((9, 0), 96, torch.float16, True),
+        ((9, 0), 256, torch.bfloat16, False),
+        ((9, 0), 64, torch.float32, False),
+        ((8, 6), 128, torch.bfloat16, False),
+        ((12, 0), 128, torch.bfloat16, False),
+    ],
+)
+def test_tiles_are_large_where_they_fit(
+    generation: tuple[int, int], head_dim: int, dtype: torch.dtype, takes: bool
+) -> None:
+    assert attention.takes_large_tiles(generation, head_dim, dtype) == takes
 
 
 @settings(max_examples=10, deadline=None)
@@ -303,13 +333,22 @@ def test_layers_are_fused_where_the_kernel_answers_alike_alone() -> None:
 
 
 _COMPILE = """
-import json, sys
-from triton import compile
+import json, re, subprocess, sys, tempfile
+from triton import compile, knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from vasuki.hf.kernels.by_triton import attention, layer, sampling
 
-kernels = []
+kernels, card = [], 86
+
+def spills(ptx):
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(ptx)
+        file.flush()
+        chip = f"sm_{card}a" if card == 90 else f"sm_{card}"
+        command = [knobs.nvidia.ptxas.path, "-v", f"-arch={chip}", file.name, "-o", "/dev/null"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return int(re.search(r"(\\d+) bytes spill stores", said)[1])
 
 def launch(kernel, grid, *arguments, **sizes):
     names = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.int64": "i64", "torch.float64": "fp64"}
@@ -320,14 +359,16 @@ def launch(kernel, grid, *arguments, **sizes):
     options = {name: sizes.pop(name) for name in ("num_warps", "num_stages") if name in sizes}
     signature = dict(zip(kernel.arg_names, types)) | dict.fromkeys(sizes, "constexpr")
     constants = {(kernel.arg_names.index(name),): size for name, size in sizes.items()}
-    built = compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 86, 32), options=options)
-    kernels.append((kernel.__name__, len(built.asm["cubin"]), built.metadata.shared))
+    target = GPUTarget("cuda", card, 32)
+    built = compile(ASTSource(kernel, signature, constants), target=target, options=options)
+    kernels.append((kernel.__name__, card, len(built.asm["cubin"]), built.metadata.shared, spills(built.asm["ptx"])))
 
 attention.launch = layer.launch = sampling.launch = launch
 import torch
 
 def attend(dtype, group, head_dim, window=None, softcap=5.0):
-    kernel, heads = attention.TileAttention(group, dtype), 2 * group
+    large = attention.takes_large_tiles((card // 10, card % 10), head_dim, dtype)
+    kernel, heads = attention.TileAttention(group, dtype, large), 2 * group
     query, cache = torch.zeros(4, heads, head_dim, dtype=dtype), torch.zeros(8, 2, 16, 2, head_dim, dtype=dtype)
     tiles, tables = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int64)
     kernel.write(query[:, :2], query[:, :2], torch.zeros(2, 4, dtype=torch.int64), cache)
@@ -347,12 +388,16 @@ for activation in layer.ACTIVATIONS:
     layer.gated(angles, activation)
 for filters in ((False, False), (True, True)):
     sampling.draw(heads.flatten(1), heads[:, 0, 0], torch.zeros(6, 4, dtype=torch.float64), rows, *filters)
+card = 90
+attend(torch.bfloat16, 4, 128)
+attend(torch.bfloat16, 1, 64, 50, None)
 print(json.dumps(kernels))
 """
 
 
-def test_kernels_are_compiled_for_the_smallest_card() -> None:
-    """To machine code, without one: Triton brings the assembler. An A10 has 99 KiB of shared memory for a program."""
+def test_kernels_are_compiled_for_cards_and_fit() -> None:
+    """To machine code, without one: Triton brings the assembler. An A10 has 99 KiB of shared memory for a program, an
+    H100 227."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", _COMPILE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
@@ -367,5 +412,7 @@ def test_kernels_are_compiled_for_the_smallest_card() -> None:
         "_draw",
         "_normed",
     }
-    assert all(code for _, code, _ in kernels)
-    assert max(shared for *_, shared in kernels) <= 99 * 2**10
+    assert all(code for _, _, code, *_ in kernels)
+    assert max(shared for _, card, _, shared, _ in kernels if card == 86) <= 99 * 2**10
+    assert max(shared for _, card, _, shared, _ in kernels if card == 90) <= 227 * 2**10
+    assert not any(spilled for _, card, *_, spilled in kernels if card == 90), kernels

@@ -73,9 +73,11 @@ def tile_attention(
         device: where they are.
     """
     try:
-        from vasuki.hf.kernels.by_triton.attention import TileAttention
+        from vasuki.hf.kernels.by_triton.attention import TileAttention, takes_large_tiles
 
-        kernel = TileAttention(heads_per_kv_head, dtype)
+        generation = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+        large = takes_large_tiles(generation, max(layout.head_dims), dtype)
+        kernel = TileAttention(heads_per_kv_head, dtype, large)
         for num_kv_heads, head_dim in sorted({heads for heads in layout.heads if all(heads)}):
             one = KVLayout.uniform(1, num_kv_heads, head_dim, layout.dtype)
             for variant in _variants(num_kv_heads * heads_per_kv_head, head_dim, device):

@@ -20,6 +20,9 @@ from vasuki.hf.kernels.by_triton.launch import launch
 # in a span. With what it prefetches they fit the 99 KiB that a program has on the smallest of these cards (sm_86).
 _TILE_ROWS = {2: 64, 4: 16}
 _SPAN_NUMBERS = {2: 2**13, 4: 2**12}
+# Where a program may have 227 KiB (sm_90), larger tiles read keys half as often. With fewer warps their sums spill.
+_LARGE_ROWS, _LARGE_WARPS, _LARGE_STAGES = 128, 8, 3
+_MOST_LARGE_BYTES = 256  # of a head
 _SPANS = (16, 64)  # tokens, least and most
 _LEAST_ROWS = 16  # that the card's matrix units take
 # Of a tile of few rows: programs of one warp, many on a processor, that fetch several spans ahead wait for memory
@@ -38,12 +41,12 @@ class TileAttention:
     Args:
         heads_per_kv_head: query heads that share a KV head; the most of any layer.
         dtype: of queries.
+        large_tiles: whether the card has room for them, see `takes_large_tiles`.
     """
 
-    def __init__(self, heads_per_kv_head: int, dtype: torch.dtype) -> None:
-        self.tile_tokens = self.output_tile_tokens = max(
-            1, _TILE_ROWS[dtype.itemsize] // triton.next_power_of_2(heads_per_kv_head)
-        )
+    def __init__(self, heads_per_kv_head: int, dtype: torch.dtype, large_tiles: bool = False) -> None:
+        rows = _LARGE_ROWS if large_tiles else _TILE_ROWS[dtype.itemsize]
+        self.tile_tokens = self.output_tile_tokens = max(1, rows // triton.next_power_of_2(heads_per_kv_head))
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""
@@ -112,12 +115,20 @@ class TileAttention:
             )  # fmt: skip
 
 
+def takes_large_tiles(generation: tuple[int, int], head_dim: int, dtype: torch.dtype) -> bool:
+    """Whether a card of that compute capability has room for large tiles of heads up to `head_dim`."""
+    head_bytes = triton.next_power_of_2(head_dim) * dtype.itemsize
+    return generation == (9, 0) and dtype.itemsize == 2 and head_bytes <= _MOST_LARGE_BYTES
+
+
 def _sizes(rows: int, dim_padded: int, number_bytes: int) -> dict[str, int]:
     """Of a program with as many rows, and how it is compiled."""
     rows = max(_LEAST_ROWS, triton.next_power_of_2(rows))
     if rows == _LEAST_ROWS and dim_padded * number_bytes <= _MOST_SHORT_BYTES:
         return {"ROWS": rows, "SPAN": _SHORT_SPAN, "num_warps": 1, "num_stages": _SHORT_STAGES}
     span = min(max(_SPAN_NUMBERS[number_bytes] // dim_padded, _SPANS[0]), _SPANS[1])
+    if rows == _LARGE_ROWS:
+        return {"ROWS": rows, "SPAN": span, "num_warps": _LARGE_WARPS, "num_stages": _LARGE_STAGES}
     return {"ROWS": rows, "SPAN": span}
 
 
