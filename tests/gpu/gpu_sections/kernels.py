@@ -10,8 +10,6 @@ import torch
 
 from gpu_sections.setting import Ceilings, Finding, Setting
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.blocks import BlockTable
-from vasuki.engine.sequence import Request, Sequence
 from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.inputs import build_inputs
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
@@ -21,6 +19,7 @@ from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_una
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading.triton_kernels import tile_attention
 from vasuki.hf.profiler import profile_machine
+from vasuki.hf.profiler.rows import row_at
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
 from vasuki.machines.profile_writing import write_profile
 
@@ -152,11 +151,7 @@ def compare(
 
 def batch_of(lengths: list[int], ends: list[int], blocks: np.ndarray) -> Batch:
     sequences = [
-        Sequence(
-            Request(row, row, end, 1, np.zeros(end, dtype=np.int32)),
-            num_computed_tokens=end - length,
-            block_table=BlockTable(device=blocks[row].tolist()),
-        )
+        row_at(row, np.zeros(end, np.int64), end - length, blocks[row].tolist())
         for row, (length, end) in enumerate(zip(lengths, ends, strict=True))
     ]
     decodes = [sequence for sequence, length in zip(sequences, lengths, strict=True) if length == 1]

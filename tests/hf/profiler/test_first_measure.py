@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from vasuki.base.config import ModelConfig
+from vasuki.engine.batch import Batch
 from vasuki.hf import ragged_executor
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import load_model
-from vasuki.hf.profiler import first_measure
+from vasuki.hf.profiler import first_measure, in_step
 from vasuki.hf.profiler.first_measure import SIZES, StepSize, StepTimings, fitted, time_steps
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.here import cpu
@@ -93,3 +94,21 @@ def test_a_machine_that_is_now_fast_now_slow_is_told() -> None:
     steady, restless = ({SIZES[0]: [1.0, 1.01, 1.02, 1.0]}, {SIZES[0]: [1.0, 2.0, 1.0, 3.0]})
     assert StepTimings(steady).spread < 0.05
     assert StepTimings(restless).spread > 0.5
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param(first_measure._batch(StepSize(5, 0, 32), 50, 16), id="first measured"),
+        pytest.param(in_step._batch(5, 32, 0, 50), id="in step"),
+        pytest.param(in_step._batch(5, 32, 8, 50), id="beside a prompt"),
+    ],
+)
+def test_decodes_that_are_timed_are_of_outputs(batch: Batch) -> None:
+    """As in a run: tokens of prompts and outputs pass kernels of their own."""
+    assert len(batch.decodes) == 5
+    for sequence, start in zip(batch.decodes, batch.starts, strict=True):
+        assert sequence.num_tokens == 32
+        assert sequence.num_computed_tokens == start == 31 == sequence.num_prompt_tokens
+    for chunk in batch.prefills:
+        assert chunk.end <= chunk.sequence.num_prompt_tokens

@@ -5,6 +5,7 @@ build_profile      puts the measurements together as a HardwareProfile
 operator_times     matrix products, attention and elementwise operators, as the engine runs them
 recurrent_times    a layer that carries a state
 step_overheads     what whole steps take beyond their operators; in_step: what operators take there, over alone
+rows               those of the steps that are timed
 links              copies between host and device, and memory bandwidth
 timing             seconds of calls that a busy machine disturbs
 """

@@ -25,15 +25,15 @@ import torch
 from vasuki.base.errors import one_line
 from vasuki.base.units import duration, percent_text
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.blocks import BlockTable
 from vasuki.engine.policy import find_policy
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.device.device import available_bytes, describe
 from vasuki.hf.device.host import BUSY, cpu_pressure
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.profiler import links
+from vasuki.hf.profiler.rows import row_at
 from vasuki.hf.profiler.timing import QUICK
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.machines.cost_model import CostModel, OperatorModel, StepWork
@@ -280,10 +280,8 @@ def _batch(size: StepSize, vocab_size: int, block_tokens: int) -> Batch:
     blocks, each = itertools.count(), -(-size.context // block_tokens)
 
     def sequence(row: int, computed: int) -> Sequence:
-        prompt = rng.integers(0, vocab_size, size.context).astype(np.int32)
-        table = BlockTable(device=list(itertools.islice(blocks, each)))
-        request = Request(row, row, size.context, 1, prompt)
-        return Sequence(request, num_computed_tokens=computed, block_table=table)
+        token_ids = rng.integers(0, vocab_size, size.context)
+        return row_at(row, token_ids, computed, list(itertools.islice(blocks, each)))
 
     if size.chunk:
         start = size.context - size.chunk

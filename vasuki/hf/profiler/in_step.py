@@ -16,12 +16,12 @@ from functools import partial
 import numpy as np
 
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.blocks import BlockTable
 from vasuki.engine.policy import find_policy
-from vasuki.engine.sequence import Request, Sequence
+from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.device.device import available_bytes
 from vasuki.hf.profiler.operator_times import BLOCK_TOKENS, MEMORY_SHARE, Bench, cold_bytes
+from vasuki.hf.profiler.rows import row_at
 from vasuki.hf.profiler.step_overheads import cut, stand_in
 from vasuki.hf.profiler.timing import HostClock, affordable
 from vasuki.hf.ragged_executor import build_executor
@@ -102,9 +102,8 @@ def _batch(rows: int, context: int, chunk: int, vocab_size: int) -> Batch:
     blocks = iter(range(rows * _blocks(context) + _blocks(chunk)))
 
     def sequence(row: int, tokens: int, computed: int) -> Sequence:
-        prompt = rng.integers(1, vocab_size, tokens).astype(np.int32)
-        table = BlockTable(device=[next(blocks) for _ in range(_blocks(tokens))])
-        return Sequence(Request(row, row, tokens, 1, prompt), num_computed_tokens=computed, block_table=table)
+        token_ids = rng.integers(1, vocab_size, tokens)
+        return row_at(row, token_ids, computed, [next(blocks) for _ in range(_blocks(tokens))])
 
     decodes = [sequence(row, context, context - 1) for row in range(rows)]
     prefills = [ScheduledChunk(sequence(rows, chunk, 0), 0, chunk, True)] if chunk else []

@@ -22,8 +22,6 @@ from torch.nn.functional import embedding, gelu, linear, silu
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from vasuki.engine.batch import Batch, ScheduledChunk
-from vasuki.engine.blocks import BlockTable
-from vasuki.engine.sequence import Request, Sequence
 from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.inputs import StepInputs, build_inputs
 from vasuki.hf.attention.plain_attention import Variant
@@ -35,6 +33,7 @@ from vasuki.hf.fused import by_torch
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading.triton_kernels import small_kernels
+from vasuki.hf.profiler.rows import row_at
 from vasuki.hf.profiler.timing import Call, Clock, Effort, HostClock, affordable, clock_for, measure, measure_timed
 from vasuki.machines.measured_points import (
     AttentionPoint,
@@ -433,11 +432,7 @@ def _step(
     blocks_each: int,
 ) -> StepInputs:
     sequences = [
-        Sequence(
-            Request(row, row, context, 1, np.zeros(context, dtype=np.int32)),
-            num_computed_tokens=context - tokens,
-            block_table=BlockTable(device=list(itertools.islice(blocks, blocks_each))),
-        )
+        row_at(row, np.zeros(context, np.int64), context - tokens, list(itertools.islice(blocks, blocks_each)))
         for row in range(count)
     ]
     if tokens == 1:
