@@ -31,6 +31,7 @@ from vasuki.machines.here.measured import (
     cache_key,
     look_back,
 )
+from vasuki.machines.measured_points import Measured
 from vasuki.planner.plan import Plan, expected
 from vasuki.runs.workload import shape_of
 
@@ -130,6 +131,25 @@ def test_a_profile_that_a_run_contradicts_is_not_used_again(
     assert measured.read_cached(key) is not None
     look_back(MachineProfile(profile, "measured", key), pace, stolen_share)
     assert (measured.read_cached(key) is None) == forgotten
+
+
+@pytest.mark.parametrize(
+    ("spread", "then", "now", "used"),
+    [
+        (0.4, 60.0, 2.0, False),  # whoever worked beside it is gone
+        (0.4, 60.0, 50.0, True),
+        (0.4, 0.0, 2.0, True),  # disturbed by the host of a virtual machine, which is never seen to go
+        (0.0, 60.0, 2.0, True),  # steps that did not differ were not disturbed
+    ],
+)
+def test_what_was_measured_beside_others_is_used_as_long_as_they_stay(
+    spread: float, then: float, now: float, used: bool, measures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, profile = {"device": "this"}, typical_of(cpu.processor())
+    disturbed = Measured(source="steps", spread=spread)
+    measured.keep(key, profile.model_copy(update={"measured": disturbed}), 1.0, then)
+    monkeypatch.setattr(measured, "cpu_pressure", lambda: now)
+    assert (measured.read_cached(key) is not None) == used
 
 
 def test_what_another_machine_measured_is_not_believed(measures: Path, caplog: pytest.LogCaptureFixture) -> None:

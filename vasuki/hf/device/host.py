@@ -8,9 +8,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-BUSY = 25.0  # percent of the last ten seconds in which somebody waited for a processor, from which on it is shared
+from vasuki.machines.here.pressure import BUSY, cpu_pressure
+
 # Of libgomp: rounds that an idle thread spins, some tenths of a millisecond, as long as what lies between two kernels.
 SPINS = 10_000
 TURN_S = 1e-4  # in which a thread hands the interpreter on: a step of 1 ms waits for it several times
@@ -39,15 +39,6 @@ def quick_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before_s)
-
-
-def cpu_pressure(path: Path = Path("/proc/pressure/cpu")) -> float:
-    """Percent of the last ten seconds in which some thread of the machine waited for a processor; 0 if unknown."""
-    try:
-        fields = dict(field.split("=") for field in path.read_text().split("\n")[0].split()[1:])
-        return float(fields["avg10"])
-    except (OSError, KeyError, ValueError):
-        return 0.0
 
 
 def keep_freed_memory() -> None:

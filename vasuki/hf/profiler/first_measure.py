@@ -29,7 +29,6 @@ from vasuki.engine.policy import find_policy
 from vasuki.engine.sequence import Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.device.device import available_bytes, describe
-from vasuki.hf.device.host import BUSY, cpu_pressure
 from vasuki.hf.kernels.varlen import preferred_block_tokens
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.profiler import links
@@ -39,6 +38,7 @@ from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.machines.cost_model import CostModel, OperatorModel, StepWork
 from vasuki.machines.here import control_group
 from vasuki.machines.here.measured import DATASHEET, MachineProfile, budget_s, keep
+from vasuki.machines.here.pressure import BUSY, cpu_pressure
 from vasuki.machines.here.stolen_time import NOISE, StolenTime
 from vasuki.machines.measured_points import AttentionPoint, AttentionPoints, InStep, Measured
 from vasuki.machines.profile import HardwareProfile
@@ -161,14 +161,14 @@ def measured_now(
     block_tokens: int | Literal["auto"],
 ) -> MachineProfile:
     """`measure_first` for a job that takes about `rough_s`, kept under a key; the base profile if nothing runs."""
-    started_s, stolen = time.perf_counter(), StolenTime()
+    started_s, stolen, pressure = time.perf_counter(), StolenTime(), cpu_pressure()
     try:
         profile = measure_first(loaded, shape, base, lambda slower: budget_s(slower * rough_s), block_tokens)
     except (RuntimeError, MemoryError) as error:  # what torch raises, also for memory that ran out
         log.warning("this machine could not be measured: %s", one_line(error))
         return MachineProfile(base, DATASHEET)
     seconds = time.perf_counter() - started_s
-    keep(key, profile, seconds)
+    keep(key, profile, seconds, pressure)
     machine = MachineProfile(profile, f"measured just now in {duration(seconds)}", key)
     if machine.spread:
         why = "its host gave processors to others" if stolen.share > NOISE else "other programs use its processors"

@@ -7,5 +7,6 @@ system_files   how all of these read what the system tells
 split          the machine split among replicas
 device         what a job computes on, and how much memory it may hold
 measured       how fast it is: measured before, or as such machines are known to be
+pressure       how much work waits for a processor
 stolen_time    what the host of a virtual machine takes from it
 """

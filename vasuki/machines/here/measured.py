@@ -8,7 +8,7 @@
 A run looks back when it is over: a profile that its steps contradict is not used again. What runs measure is kept in
 the user's cache, a file for each machine, set-up and model:
 
-    $XDG_CACHE_HOME/vasuki/profiles/KEY.json      {"key": {...}, "seconds": 4.1, "profile": {...}}
+    $XDG_CACHE_HOME/vasuki/profiles/KEY.json      {"key": {...}, "seconds": 4.1, "pressure": 0.0, "profile": {...}}
 
 Nothing depends on these files: one that is broken, or another machine's, costs a line of warning and a few seconds of
 measuring.
@@ -37,6 +37,7 @@ from vasuki.machines.here import control_group, cpu
 from vasuki.machines.here.cpu import LEVEL_VARIABLE, level_of, typical_of
 from vasuki.machines.here.device import LocalDevice
 from vasuki.machines.here.gpu import Board
+from vasuki.machines.here.pressure import BUSY, cpu_pressure
 from vasuki.machines.here.stolen_time import NOISE
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import profile_measured_here
@@ -54,7 +55,7 @@ _LONG_SHARE, _SHORT_SHARE = 0.03, 0.2
 _TOO_SHORT_S = 0.5
 _STEP_S, _STEP_SEQS = 2e-3, 64  # of a small model, roughly
 
-_MOST_DISTURBED_S = 3600.0  # for which a busy machine is taken to stay so
+_MOST_DISTURBED_S = 3600.0  # for which a machine is taken to stay as disturbed as it was
 
 
 class Tokens(NamedTuple):
@@ -187,17 +188,25 @@ def read_cached(key: Mapping[str, str]) -> MachineProfile | None:
         log.warning("%s was measured on another machine, so this one is measured again", file)
         return None
     disturbed = profile.measured is not None and profile.measured.spread > 0
-    if disturbed and age_s > _MOST_DISTURBED_S:
+    if disturbed and (age_s > _MOST_DISTURBED_S or kept.get("pressure", 0.0) > BUSY >= cpu_pressure()):
         return None
     return MachineProfile(profile, f"measured {_ago(age_s)}", key)
 
 
-def keep(key: Mapping[str, str], profile: HardwareProfile, seconds: float) -> None:
-    """Write a profile, whole or not at all. Where that cannot be done, the next run measures again."""
+def keep(key: Mapping[str, str], profile: HardwareProfile, seconds: float, pressure: float = 0.0) -> None:
+    """Write a profile, whole or not at all. Where that cannot be done, the next run measures again.
+
+    Args:
+        key: what it depends on.
+        profile: as it was measured.
+        seconds: that measuring took.
+        pressure: `cpu_pressure` before. What was measured beside other programs is not used once they are gone.
+    """
     file = _file(key)
     tree = {
         "key": dict(key),
         "seconds": round(seconds, 2),
+        "pressure": pressure,
         "profile": profile.model_dump(mode="json", exclude_none=True),
     }
     try:
