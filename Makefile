@@ -22,7 +22,7 @@ SETUP := $(VENV)/.installed
 # a small chat model (Apache-2.0), 270 MB
 MODEL ?= HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: demo compare docstrings reproduce wheel coverage test test-kill test-plans test-hostile test-s3 test-ray test-airflow test-versions check lint types architecture pytest docs clean
+.PHONY: demo compare docstrings reproduce wheel coverage test test-sweeps test-kill test-plans test-hostile test-s3 test-ray test-airflow test-versions check lint types architecture pytest docs clean
 
 demo: $(BASE)
 	$(BIN)/vasuki run jobs/quickstart.yaml
@@ -71,8 +71,14 @@ types: $(SETUP)
 architecture: $(SETUP)
 	$(BIN)/lint-imports
 
+# of the sweeps, those of the day of the week
+SWEEPS ?= $(shell date +%u)
+
 pytest: $(SETUP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	VASUKI_SWEEPS=$(SWEEPS) $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-sweeps: $(SETUP)
+	VASUKI_SWEEPS=all $(BIN)/python -m pytest -n 2 --dist worksteal -m sweep
 
 coverage: $(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --cov=vasuki --cov=vasuki_solvers --cov-report=term:skip-covered

@@ -42,6 +42,7 @@ def test_greedy_equals_generate_in_float32(name: str, level: Level) -> None:
     assert rows.outputs == reference(name)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("level", [*HERE, *ROUNDING], ids=lambda level: level.name)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_in_bfloat16_rounds_for_products_alone(

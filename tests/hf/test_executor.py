@@ -57,6 +57,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("most_tokens", [1, 3, 10])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_steps_shrink_to_the_memory_there_is(

@@ -82,6 +82,7 @@ def test_rows_are_the_same_to_the_bit_or_the_model_says_why_not(name: str) -> No
         assert_same(loaded)
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("level", LEVELS[:-1], ids=lambda level: level.name)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_5", "granite_hybrid", "qwen3_moe"])

@@ -351,6 +351,7 @@ ALONE: dict[str, tuple[dict[str, Any], int, int, int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ALONE)
 def test_rows_that_are_computed_alone_have_a_rough_cost(name: str) -> None:
     sizes, parameters, attending, state_bytes = ALONE[name]

@@ -77,6 +77,7 @@ def durable_rows(job: Path) -> set[str]:
     return {row for part in parts for row in pq.read_table(part, columns=["id"])["id"].to_pylist()}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("side_by_side", [4, NUM_ROWS])
 def test_a_kill_loses_what_the_plan_foresaw(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, side_by_side: int

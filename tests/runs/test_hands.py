@@ -145,6 +145,7 @@ def drawn(job: Path, rng: random.Random) -> Order:
     return Order(str(job), event, phase, entries, delay_s, rng.randrange(2**30), most_wall_s=600.0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_no_run_is_wrong_or_silent_whatever_is_done_to_its_files(
     tmp_path: Path, tiny_model: Path, nursery: Nursery, expected: pa.Table, kind: str

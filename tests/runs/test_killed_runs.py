@@ -85,6 +85,7 @@ def test_decodes_before_a_kill_are_not_computed_again(tmp_path: Path, tiny_model
     assert computed[True] <= decode_tokens(undisturbed) < computed[False]
 
 
+@pytest.mark.sweep
 def test_typed_answers_and_their_tries_are_the_same_too(tmp_path: Path, tiny_model: Path, nursery: Nursery) -> None:
     asked: dict[str, dict[str, Any]] = {
         "answer": {"kind": ["cat", "dog"], "ns": ["integer"], "sure": "boolean?"},
@@ -107,6 +108,7 @@ def test_typed_answers_and_their_tries_are_the_same_too(tmp_path: Path, tiny_mod
     assert answers(job).equals(expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("c++") is None, reason="rows vary where kernels are not compiled")
 @pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "drawn"])
 def test_answers_in_bfloat16_are_the_same_to_the_bit(
@@ -136,6 +138,7 @@ def test_answers_in_bfloat16_are_the_same_to_the_bit(
     assert midst, "no kill came between a part and rows in the journal"
 
 
+@pytest.mark.sweep
 def test_scores_are_the_same_too(tmp_path: Path, tiny_model: Path, nursery: Nursery) -> None:
     asked: dict[str, dict[str, Any]] = {
         "sampling": {"max_tokens": 256},

@@ -222,6 +222,7 @@ def test_files_as_newer_sentence_transformers_write_them(made: MakeModel, tmp_pa
         run_job(job(model, tmp_path, "embed", texts))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("changes", [{}, {"engine": {"chunk_tokens": 1}}, {"engine": {"replicas": 2}}], ids=str)
 @pytest.mark.parametrize(
     "settings",
@@ -338,6 +339,7 @@ def logits_of_pairs(model: Path, pairs: list[tuple[str, str]], **how: Any) -> np
         ])  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", [*PAIRED, "Llama"])
 @pytest.mark.parametrize("changes", [{}, {"engine": {"chunk_tokens": 1}}, {"engine": {"replicas": 2}}], ids=str)
 def test_pairs(paired: Callable[..., Path], tmp_path: Path, family: str, changes: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ def test_every_mechanism_has_a_command() -> None:
     assert "not available" not in TABLE
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("command", sorted({command for *_, command in ROWS}))
 def test_its_command_runs(command: str, tiny_model: Path, tmp_path: Path) -> None:
     words = shlex.split(command)

@@ -25,6 +25,7 @@ TOY = Options(scale=0.001)
 LONG = {"vasuki-makespan", "vasuki-plan", "vasuki-cost", "vasuki-batch", "vasuki-offloaded"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [name for name in reproduce.CLAIMS if name not in LONG])
 def test_claim_runs(name: str) -> None:
     table = reproduce.CLAIMS[name](TOY)

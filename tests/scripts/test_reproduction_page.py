@@ -61,6 +61,7 @@ def test_an_experiment_gives_its_figures_again(name: str) -> None:
     same(reproduce.CLAIMS[name](Options()).figures, write_page.read()[name])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", sorted(reproduce.CLAIMS.keys() - WITHIN_A_SECOND))
 def test_a_long_experiment_gives_its_figures_again_with_few_requests(name: str) -> None:
     """Where it does not, `scripts/reproduce/reproduce.py NAME --data DIR --write` has to run."""

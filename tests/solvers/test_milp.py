@@ -91,6 +91,7 @@ def test_the_form_of_the_paper_is_never_shorter() -> None:
     assert static.makespan > growing.makespan
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("solver", ["cbc", "highs"])
 def test_long_items_are_solved_by_a_coarser_clock_which_proves_nothing(
     solver: SolverName, monkeypatch: pytest.MonkeyPatch

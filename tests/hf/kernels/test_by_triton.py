@@ -213,6 +213,7 @@ def test_greedy_equals_generate(name: str) -> None:
     assert rows.outputs == [tokens[:6] for tokens in reference(name)[:5]]
 
 
+@pytest.mark.sweep
 def test_what_torch_has_no_kernel_for_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Soft caps and windows, in blocks of 16 tokens, prompts too: a replay reads contexts that have grown since."""
     monkeypatch.setattr(step_graphs, "MOST_RECORDED_TOKENS", 24)
