@@ -180,6 +180,7 @@ def test_mechanisms_of_the_papers_have_commands() -> None:
     assert len(MECHANISMS) >= 10
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "arguments"), MECHANISMS, ids=[" ".join(each) for each in MECHANISMS])
 def test_a_mechanism_of_the_papers_runs(checkout: Path, name: str, arguments: str) -> None:
     arguments = arguments.replace("job.yaml", "jobs/compare/translate.yaml")

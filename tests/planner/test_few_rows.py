@@ -72,6 +72,7 @@ def test_a_few_rows_of_known_lengths_get_a_better_order_and_the_run_takes_it() -
     assert simulate_plan(plan, job, LLAMA, A10).result.makespan_s == plan.makespan_s
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("solver", ["milp", "local_search"])
 @pytest.mark.parametrize("seed", [0, 4])
 def test_a_solver_that_is_asked_for_looks_and_is_never_behind(solver: str, seed: int) -> None:

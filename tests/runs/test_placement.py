@@ -54,6 +54,7 @@ def printed(*arguments: object) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "changes",
     [

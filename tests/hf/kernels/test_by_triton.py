@@ -206,6 +206,7 @@ def _model(name: str) -> Any:
     return dataclasses.replace(loaded, model=model, kernel=kernel)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "gpt_oss", "phi3"])
 def test_greedy_equals_generate(name: str) -> None:
     """With norms of heads, with soft caps and windows, with sinks and angles by halves, with one projection."""
@@ -299,7 +300,7 @@ def test_draws_of_a_whole_vocabulary_are_those_of_operators(dtype: torch.dtype) 
         for top_p, top_k, min_p in ((1.0, 0, 0.0), (0.3, 0, 0.0), (0.95, 0, 0.05), (1.0, 50, 0.0), (0.9, 1000, 0.0))
         if not top_k or dtype is torch.float32  # torch.topk keeps any of equals, of which there are many
     ]
-    logits = torch.randn(len(asked), 50_000, generator=torch.Generator().manual_seed(4)).mul(3).to(dtype)
+    logits = torch.randn(len(asked), 20_000, generator=torch.Generator().manual_seed(4)).mul(3).to(dtype)
     rows = _rows(asked)
     expected = sample(logits.clone(), rows).token_ids
     assert torch.equal(sample(logits, rows, draw=sampling.draw).token_ids, expected)

@@ -42,6 +42,7 @@ def kv_bytes(plan: Plan, shape: ModelShape) -> tuple[int, int]:
     return footprint(settings, block_bytes, layers, settings.num_blocks, settings.offload.host_blocks)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("offload", ["auto", "park", "ahead", "stream", "none"])
 @pytest.mark.parametrize("urgent", [True, False], ids=["urgent", "usual"])
 @pytest.mark.parametrize("device_memory", [0.9, "6GiB"])
