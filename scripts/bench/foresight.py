@@ -87,7 +87,7 @@ def _run(job: str, overrides: list[str], output: Path, environment: dict[str, st
 
 
 def _waiting() -> float:
-    from vasuki.hf.device.host import cpu_pressure
+    from vasuki.machines.here.pressure import cpu_pressure
 
     return round(cpu_pressure() / 100, 2)
 
