@@ -53,16 +53,14 @@ class Hull:
 
     def slope_after(self, x: float) -> float:
         """How much the function rises for each unit right of x."""
-        right = bisect_right(self.x, x)
-        if right == 0:
-            return 0.0
-        if right == len(self.x):
-            return self.slope
-        return (self.y[right] - self.y[right - 1]) / (self.x[right] - self.x[right - 1])
+        return self._slope_up_to(bisect_right(self.x, x))
 
     def slope_before(self, x: float) -> float:
         """How much the function rises for each unit left of x."""
-        right = bisect_left(self.x, x)
+        return self._slope_up_to(bisect_left(self.x, x))
+
+    def _slope_up_to(self, right: int) -> float:
+        """The slope of the piece that ends at a vertex, or begins at the last one."""
         if right == 0:
             return 0.0
         if right == len(self.x):

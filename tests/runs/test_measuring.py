@@ -118,6 +118,15 @@ def test_a_broken_cache_is_measured_anew(job: Path, measures: Path, text: str) -
     assert plan[0].startswith("measured ")
 
 
+def test_a_cache_that_is_broken_in_a_place_is_not_believed(measures: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = {"device": "this"}
+    measured.keep(key, typical_of(cpu.processor()), 1.0)
+    file = measured._file(key)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pressure": "much"}))
+    assert measured.read_cached(key) is None
+    assert "is broken" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("pace", "stolen_share", "forgotten"),
     [(1.1, 0.0, False), (1.3, 0.0, True), (0.7, 0.0, True), (1.3, 0.2, False), (None, 0.0, False)],

@@ -122,6 +122,12 @@ def test_tiles_are_large_where_they_fit(
     assert attention.takes_large_tiles(generation, head_dim, dtype) == takes
 
 
+def test_heads_that_share_one_make_no_tile_large() -> None:
+    """Falcon 7B has 71 for one KV head: as many rows as a large tile, on cards without room for one."""
+    assert attention._sizes(128, 64, 2, large_tiles=False).keys() == {"ROWS", "SPAN"}
+    assert attention._sizes(128, 64, 2, large_tiles=True)["num_warps"] == 8
+
+
 @settings(max_examples=10, deadline=None)
 @given(
     heads=st.tuples(st.integers(1, 3), st.integers(1, 5), st.sampled_from([8, 24, 32])),

@@ -174,7 +174,7 @@ def read_cached(key: Mapping[str, str]) -> MachineProfile | None:
     file = _file(key)
     try:
         kept = json.loads(file.read_bytes())
-        profile = HardwareProfile.model_validate(kept["profile"])
+        profile, pressure = HardwareProfile.model_validate(kept["profile"]), float(kept.get("pressure", 0.0))
         age_s = max(0.0, time.time() - file.stat().st_mtime)
     except FileNotFoundError:
         return None
@@ -188,7 +188,7 @@ def read_cached(key: Mapping[str, str]) -> MachineProfile | None:
         log.warning("%s was measured on another machine, so this one is measured again", file)
         return None
     disturbed = profile.measured is not None and profile.measured.spread > 0
-    if disturbed and (age_s > _MOST_DISTURBED_S or kept.get("pressure", 0.0) > BUSY >= cpu_pressure()):
+    if disturbed and (age_s > _MOST_DISTURBED_S or pressure > BUSY >= cpu_pressure()):
         return None
     return MachineProfile(profile, f"measured {_ago(age_s)}", key)
 

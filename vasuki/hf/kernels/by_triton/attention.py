@@ -45,6 +45,7 @@ class TileAttention:
     """
 
     def __init__(self, heads_per_kv_head: int, dtype: torch.dtype, large_tiles: bool = False) -> None:
+        self._large_tiles = large_tiles
         rows = _LARGE_ROWS if large_tiles else _TILE_ROWS[dtype.itemsize]
         self.tile_tokens = self.output_tile_tokens = max(1, rows // triton.next_power_of_2(heads_per_kv_head))
 
@@ -105,7 +106,7 @@ class TileAttention:
                 window or 0, BLOCK_TOKENS=block_tokens, KV_HEADS=num_kv_heads, GROUP=group, DIM=head_dim,
                 DIM_PADDED=dim_padded, SPLIT=splits > 1, SINGLE=tokens == 1, SINKS=sinks is not None,
                 SOFTCAP=softcap is not None, WINDOW=window is not None,
-                **_sizes(tokens * group, dim_padded, query.itemsize),
+                **_sizes(tokens * group, dim_padded, query.itemsize, self._large_tiles),
             )  # fmt: skip
         if splits > 1:
             launch(
@@ -121,13 +122,13 @@ def takes_large_tiles(generation: tuple[int, int], head_dim: int, dtype: torch.d
     return generation == (9, 0) and dtype.itemsize == 2 and head_bytes <= _MOST_LARGE_BYTES
 
 
-def _sizes(rows: int, dim_padded: int, number_bytes: int) -> dict[str, int]:
+def _sizes(rows: int, dim_padded: int, number_bytes: int, large_tiles: bool) -> dict[str, int]:
     """Of a program with as many rows, and how it is compiled."""
     rows = max(_LEAST_ROWS, triton.next_power_of_2(rows))
     if rows == _LEAST_ROWS and dim_padded * number_bytes <= _MOST_SHORT_BYTES:
         return {"ROWS": rows, "SPAN": _SHORT_SPAN, "num_warps": 1, "num_stages": _SHORT_STAGES}
     span = min(max(_SPAN_NUMBERS[number_bytes] // dim_padded, _SPANS[0]), _SPANS[1])
-    if rows == _LARGE_ROWS:
+    if large_tiles and rows == _LARGE_ROWS:  # many heads may share one without
         return {"ROWS": rows, "SPAN": span, "num_warps": _LARGE_WARPS, "num_stages": _LARGE_STAGES}
     return {"ROWS": rows, "SPAN": span}
 

@@ -101,7 +101,7 @@ def _draw(
     summed = tl.zeros([], tl.float64)
     equals = tl.zeros([], tl.int32)
     token = tl.full([], _NOWHERE, tl.int32)
-    final = tl.zeros([], tl.int32)  # token that is kept, for a number that rounding has brought to the total
+    final = tl.zeros([], tl.int32)  # the last token that is kept, for a number that rounding has brought to the total
     for first in range(0, vocab_size, COLUMNS):
         kept, equals = _kept(
             logits, most, temperature, first, vocab_size, last, room, enough, before, min_p, equals, COLUMNS
