@@ -22,7 +22,7 @@ Plain Python and numpy. Nothing here knows what an item computes: its prompt is 
 
 from __future__ import annotations
 
-from vasuki_solvers.bounds import Bound, lower_bound
+from vasuki_solvers.bounds import Bound, lower_bound, quick_bound
 from vasuki_solvers.exceptions import (
     HorizonTooLong,
     InfeasibleItem,
@@ -82,6 +82,7 @@ __all__ = [
     "occupancy_profile",
     "pack_exact",
     "prefix_groups",
+    "quick_bound",
     "reverse_schedule",
     "shared_prefixes",
     "sharing_steps",

@@ -31,7 +31,7 @@ from vasuki.planner.candidates import Candidate, Problem, ranked_candidates
 from vasuki.planner.lengths import Lengths
 from vasuki.planner.loss import Loss, RowWork, max_loss_s
 from vasuki.planner.offload import choice
-from vasuki.planner.prediction import predict, preferred
+from vasuki.planner.prediction import Prediction, predict, preferred
 from vasuki.report.plan_table import plan_table
 from vasuki.simulator import simulate
 
@@ -254,7 +254,11 @@ def test_the_last_token_of_a_prompt_may_come_as_a_decode() -> None:
 
 def test_a_bound_out_of_reach_is_missed_by_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streaming would be faster, with more rows side by side, and so would lose more."""
-    monkeypatch.setattr(one_device, "searched", lambda problem, base, *_: choice.choose_offload(problem, base))
+
+    def unsearched(problem: Problem, shortlist: list[Prediction], *_: object) -> Prediction:
+        return choice.choose_offload(problem, preferred(problem, shortlist))
+
+    monkeypatch.setattr(one_device, "searched", unsearched)
     lengths, kv = lengths_of(30, 800, 120), KVConfig(device_memory=2**30)
     fast = make_plan(lengths, LLAMA, A10, kv=kv)
     safe = make_plan(lengths, LLAMA, A10, kv=kv, plan=PlanConfig(max_loss=0.5))

@@ -59,23 +59,21 @@ def predict(
     candidate: Candidate,
     found: Ordered | None = None,
     rows: int | None = None,
-    arriving: bool = False,
 ) -> Prediction:
-    """Simulate the job, or a sample of it.
+    """Simulate the job, or a sample of it, whose rows are there from the start.
 
     Args:
         problem: the job.
         candidate: how it is run.
         found: an order of the whole job.
         rows: to simulate; if not given, as many as are affordable for each of several candidates.
-        arriving: rows start no earlier than they arrive, where all are simulated; else as if they were there.
     """
     job, settings, config = problem.lengths, candidate.settings, problem.plan
     most_rows = affordable_rows(problem, candidate) if rows is None else rows
     sample = job if found or len(job) <= most_rows else job.take(sample_rows(job, most_rows))
     solver: Solver = "greedy" if config.solver == "auto" or problem.searching_solver else config.solver
     found_order = tuple(found.order) if found else ()
-    arrivals = sample.arrived_at_s if arriving else None
+    arrivals = job.arrived_at_s if sample is job and not problem.policy.gathers else None
     requests = sample.requests(problem.policy.waves)  # whose batches are as large as memory was seen to hold
     order = order_requests(
         requests,

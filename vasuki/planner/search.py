@@ -16,8 +16,9 @@ the machine is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 
 from vasuki.base.errors import ModelError
@@ -30,39 +31,41 @@ from vasuki.planner.prediction import (
     Prediction,
     end_after_a_kill_s,
     loss_s,
-    makespan_s,
     predict,
     preferred,
 )
 
 OTHERS = ("sarathi", "vllm", "orca")
 ADMISSIONS = (Admission.PROMPT, Admission.CHUNK, Admission.ROOM, Admission.PEAK)
-SIZES = 3  # of steps, smaller and larger ones, before something better is found
+SIZES = (1, -1, 0, 3, -3)  # of steps, away in the row of sizes
 ROWS = (0.5, 0.75, 1.5)  # times as many side by side
-LAYERS = (4, -4, 1, -1)  # more that stream
+LAYERS = (1, -1, 4, -4)  # more that stream
 DEPTHS = (0.25, 0.5)  # of the layers, where none does yet
 FULL = 0.9  # of the memory: where more of it stays free, it decides nothing
 NEAR = 0.02  # a makespan that exceeds its bound by less is good enough
 WORTH = 0.002  # of the makespan: a way that saves less is no reason to leave the one that is known
-LEAST_S, MOST_S = 0.5, 5.0  # that the search may take, though never more than half of what it could save
-ALWAYS_S = 0.02  # that it takes even so
+LEAST_S, MOST_S = 0.5, 5.0  # that the search may take, though never more than it could save
+ALWAYS_S = 0.2  # that it may take even so
+IN_VAIN = 0.001  # by what share a way looks longer with each other one that was tried from it and saves nothing
 REACH = 0.05  # a way that is longer than the best by more leads to nothing better
 
 Switch = Callable[[Problem, Prediction, list[Candidate]], Iterator[Candidate]]
 
 
-def searched(problem: Problem, base: Prediction, candidates: list[Candidate], least_s: float) -> Prediction:
-    """The best way found from `base` on, and from the same with rows as they come, with what it moves to the host.
+def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Candidate], least_s: float) -> Prediction:
+    """The best way found from the best of the shortlist on, in planned order and as rows come, with what it moves to
+    the host.
 
     There is nothing to search for in large jobs, of which a sample tells less than arithmetic, where rows arrive or may
     be urgent, nor where they are not packed.
 
     Args:
         problem: the job.
-        base: the best of the candidates, where nothing moves.
+        shortlist: the best of the candidates, where nothing moves.
         candidates: all ways to mix and to size steps.
         least_s: seconds that no schedule beats.
     """
+    base = preferred(problem, shortlist)
     best = choose_offload(problem, base)
     whole = best.simulated_requests == len(problem.lengths)
     if not whole or not problem.policy.ordered or problem.shape.backend != "ragged":
@@ -72,8 +75,9 @@ def searched(problem: Problem, base: Prediction, candidates: list[Candidate], le
     search = _BestFirst(problem, candidates, least_s, best)
     starts = [best]
     if problem.order_is_open and search.goes_on():
-        as_they_come = predict(problem, _switched(problem, base.candidate, as_they_come=True))
-        starts.append(choose_offload(problem, as_they_come))
+        ways = (_switched(problem, each.candidate, as_they_come=True) for each in shortlist)
+        as_they_come = [predict(problem, way) for way in ways]
+        starts.append(choose_offload(problem, preferred(problem, as_they_come)))
     usual, best = best, search.best_from(starts)
     if best is not usual and best.candidate.settings.offload.mode == "none":
         moved = choose_offload(problem, best)  # which says why nothing moves where nothing does
@@ -85,13 +89,25 @@ def searched(problem: Problem, base: Prediction, candidates: list[Candidate], le
     return explained(problem, best, base.candidate) if best.candidate.settings.offload.streamed_layers else best
 
 
+@dataclass(slots=True)
+class _Way:
+    """A way that others are tried from."""
+
+    makespan_s: float  # infinite where nothing is left to try
+    options: Iterator[tuple[Switch, Prediction]]
+    in_vain: int = 0
+
+    def seems_s(self) -> float:
+        return self.makespan_s * (1 + IN_VAIN * self.in_vain)
+
+
 class _BestFirst:
     """The best way so far, what was tried, and how long it may go on."""
 
     def __init__(self, problem: Problem, candidates: list[Candidate], least_s: float, usual: Prediction) -> None:
         self._problem, self._candidates, self._least_s = problem, candidates, least_s
-        may_save_s = (usual.makespan_s - least_s) / 2
-        allowed_s = max(ALWAYS_S, min(max(LEAST_S, PLANNING_SHARE * usual.makespan_s), MOST_S, may_save_s))
+        allowed_s = min(max(LEAST_S, PLANNING_SHARE * usual.makespan_s), MOST_S)
+        allowed_s = min(allowed_s, max(ALWAYS_S, usual.makespan_s - least_s))
         self._until_s = sum(problem.simulated_s) + allowed_s
         self._best = usual
         self._tried: set[tuple[object, ...]] = set()
@@ -103,21 +119,25 @@ class _BestFirst:
         return not near and sum(self._problem.simulated_s) < self._until_s
 
     def best_from(self, starts: list[Prediction]) -> Prediction:
-        """The best way that is found from these: always on from the best way of which not all was tried."""
+        """The best way that is found from these: always on from the shortest one of which not all was tried, which
+        looks a little longer with all that was tried in vain."""
         for start in starts:
             self._keep(start)
-        open_ways = list(starts)
-        while self.goes_on() and open_ways:
-            way = min(open_ways, key=makespan_s)
-            if way.makespan_s > (1 + REACH) * self._best.makespan_s:
-                break
-            for switch, option in self._from(way):
-                open_ways.append(option)
-                if self._keep(option):
-                    self._switches = [switch, *(each for each in self._switches if each is not switch)]
-                    break
-            else:  # ways that take as long to the last digit are the same under other names
-                open_ways = [each for each in open_ways if each.makespan_s != way.makespan_s]
+        ways = [_Way(start.makespan_s, self._from(start)) for start in starts]
+        while self.goes_on() and ways:
+            way = min(ways, key=_Way.seems_s)
+            near = way.makespan_s <= (1 + REACH) * self._best.makespan_s
+            found = next(way.options, None) if near else None
+            if found is None:
+                ways.remove(way)
+                continue
+            switch, option = found
+            if self._keep(option):
+                self._switches = [switch, *(each for each in self._switches if each is not switch)]
+            else:
+                way.in_vain += 1
+            if abs(option.makespan_s - way.makespan_s) > WORTH * way.makespan_s:  # else it's much the same way
+                ways.append(_Way(option.makespan_s, self._from(option)))
         return self._best
 
     def _keep(self, option: Prediction) -> bool:
@@ -129,15 +149,20 @@ class _BestFirst:
         return self._best is option
 
     def _from(self, way: Prediction) -> Iterator[tuple[Switch, Prediction]]:
-        """Ways that differ by a switch and were not tried yet, while there is time."""
+        """Ways that differ by a switch and were not tried yet, while there is time: the nearest by each switch, then
+        the next ones."""
         problem = self._problem
-        for switch in tuple(self._switches):
-            for other in switch(problem, way, self._candidates):
+        turns = deque((switch, switch(problem, way, self._candidates)) for switch in self._switches)
+        while turns:
+            switch, others = turns.popleft()
+            for other in others:
                 if not self.goes_on():
                     return
                 if _key(other) not in self._tried and other.holds_all(problem):
                     self._tried.add(_key(other))
+                    turns.append((switch, others))
                     yield switch, predict(problem, other)
+                    break
 
 
 def _key(way: Candidate) -> tuple[object, ...]:
@@ -185,12 +210,11 @@ def _admission(problem: Problem, best: Prediction, candidates: list[Candidate]) 
 
 
 def _steps(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
-    """The other way to mix, and other sizes of steps, those first that are near."""
+    """The other way to mix, and other sizes of steps."""
     chunk_tokens, mixing = best.candidate.settings.limits.chunk_tokens, best.candidate.mixing
-    sizes = sorted({each.settings.limits.chunk_tokens for each in candidates if each.mixing is mixing})
-    smaller = [size for size in sizes if size < chunk_tokens][-SIZES:]
-    larger = [size for size in sizes if size > chunk_tokens][:SIZES]
-    for size in sorted([chunk_tokens, *smaller, *larger], key=lambda size: abs(size - chunk_tokens)):
+    sizes = sorted({each.settings.limits.chunk_tokens for each in candidates if each.mixing is mixing} | {chunk_tokens})
+    at = sizes.index(chunk_tokens)
+    for size in [sizes[at + away] for away in SIZES if 0 <= at + away < len(sizes)]:
         for other in candidates:
             if other.settings.limits.chunk_tokens == size and (size == chunk_tokens or other.mixing is mixing):
                 yield from _resized(problem, best, other)

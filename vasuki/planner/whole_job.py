@@ -61,15 +61,16 @@ def with_all_rows(problem: Problem, chosen: Prediction, least_s: Callable[[Lengt
 
     Args:
         problem: the job.
-        chosen: predicted from a sample, or as if rows that arrive were there from the start.
+        chosen: predicted from a sample, or as if rows that are gathered were there from the start.
         least_s: seconds that no schedule of some rows beats.
     """
     job, rows = problem.lengths, chosen.simulated_requests
-    if rows == len(job) and job.arrived_at_s is None:
+    gathered = job.arrived_at_s is not None and problem.policy.gathers
+    if rows == len(job) and not gathered:
         return chosen
     most_rows = affordable_rows(chosen.makespan_s, simulated_row_s(chosen.result))
-    if len(job) <= most_rows and not problem.policy.gathers:
-        return predict(problem, chosen.candidate, rows=len(job), arriving=True)
+    if len(job) <= most_rows and not gathered:
+        return predict(problem, chosen.candidate, rows=len(job))
 
     def simulated_s(some: Lengths) -> float:
         if len(some) == rows:

@@ -35,8 +35,8 @@ from vasuki_solvers import (
     greedy_schedule,
     group_together,
     local_search,
-    lower_bound,
     prefix_groups,
+    quick_bound,
     sharing_steps,
 )
 from vasuki_solvers.greedy import spread_order
@@ -109,7 +109,7 @@ def solve_order(
         longest, head_start = None, 1.0
         if lengths and limits is not None:
             longest, head_start = lengths.longest(prompts, limits), HEAD_START
-        order = spread_order(instance, lower_bound(instance).steps, head_start=head_start, longest=longest)
+        order = spread_order(instance, quick_bound(instance).steps, head_start=head_start, longest=longest)
         if lengths and not lengths.knows_enough:
             order = _longest_ahead(order, prompts, outputs, capacity.kv_tokens)
         return Ordered(order.tolist(), "greedy")
