@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hybrid import HYBRID
 
-from vasuki.base.config import EngineConfig, KVConfig
+from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import ModelError
 from vasuki.base.units import bytes_text
 from vasuki.machines.memory_budget import memory_budget
@@ -17,7 +17,7 @@ from vasuki.models.config_json import shape_from_config
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
 from vasuki.planner import make_plan
-from vasuki.planner.lengths import Lengths
+from vasuki.planner.lengths import Lengths, SharedPrefixes
 from vasuki.planner.plan import Plan
 from vasuki.planner.simulated import simulate_plan
 from vasuki.report.plan_table import plan_table
@@ -111,3 +111,13 @@ def test_other_policies_too_run_no_more_rows_computed_alone_than_keep_their_cach
     kv = KVConfig(device_memory=3 * GIB)
     plan = make_plan(lengths_of(300), shape, CARD, engine=EngineConfig.model_validate({"policy": policy}), kv=kv)
     assert 1 <= plan.max_num_seqs < 12
+
+
+def test_rows_with_states_share_nothing_in_a_simulation_either() -> None:
+    """Nor do rows whose prompts begin alike stand together."""
+    random = np.random.default_rng(0)
+    ids = [np.zeros(0, np.int32), *(np.full(800, group, np.int32) for group in range(20))]
+    prompts, outputs = random.integers(801, 1500, 120), random.integers(1, 40, 120)
+    lengths = Lengths(prompts, outputs, prefixes=SharedPrefixes(ids, random.integers(0, 21, 120)))
+    plan = make_plan(lengths, HYBRID, CARD, plan=PlanConfig(solver="greedy"), kv=KVConfig(device_memory=GIB))
+    assert simulate_plan(plan, lengths, HYBRID, CARD).result.makespan_s == pytest.approx(plan.makespan_s, rel=1e-12)

@@ -68,7 +68,7 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     base = preferred(problem, shortlist)
     best = choose_offload(problem, base)
     whole = best.simulated_requests == len(problem.lengths)
-    if not whole or not problem.policy.ordered or problem.shape.backend != "ragged":
+    if not whole or not problem.policy.ordered:
         return best
     if problem.rows_arrive or problem.may_be_urgent:
         return best

@@ -174,6 +174,7 @@ class PlannedOrder:
         window_bytes: that they take at most, though always one row.
         order: indices of all rows that can run, where an order was found beforehand; the window's rows are not solved
             again then.
+        shares: whether rows share what their prompts begin with, so that they gain by standing together.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class PlannedOrder:
         window_rows: int = WINDOW_ROWS,
         window_bytes: int = WINDOW_BYTES,
         order: tuple[int, ...] = (),
+        shares: bool = True,
     ) -> None:
         self._source = iter(requests)
         self._capacity = capacity
@@ -194,6 +196,7 @@ class PlannedOrder:
         self._window_rows = window_rows
         self._window_bytes = window_bytes
         self._found = order
+        self._shares = shares and solver not in ("fifo", "prompt_length")
         self._failed: deque[Request] = deque()
         self._rows: list[Request] = []  # of the window, since it was filled last
         self._groups: list[PrefixGroup] = []  # of rows whose prompts share a prefix
@@ -313,7 +316,7 @@ class PlannedOrder:
         What all rows share needs no bringing together. Nor does anything if one replica's memory holds the prompts of
         the window together with all running rows: then it keeps what was computed until the next row wants it.
         """
-        if self._solver in ("fifo", "prompt_length") or not any(len(request.prompt_token_ids) for request in rows):
+        if not self._shares or not any(len(request.prompt_token_ids) for request in rows):
             return []
         prompts, capacity = _prompts(rows) + self._capacity.block_tokens, self._capacity
         running = np.sort(prompts + _limits(rows))[-capacity.max_num_seqs :]
@@ -381,4 +384,5 @@ def order_requests(
         lengths=lengths,
         window_rows=window_rows,
         order=order,
+        shares=settings.policy.shares_prefixes,
     )
