@@ -161,7 +161,10 @@ def test_what_should_help_never_lengthens_a_job(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(SOME))
 def test_no_size_of_steps_or_number_of_rows_is_better_than_what_is_found(seed: int) -> None:
+    """But of rows that arrive: their steps are as large as prompts need, whatever that does to the last row."""
     job = job_of(seed)
+    if job.lengths.arrived_at_s is not None:
+        return
     plan = job.plan()
 
     def given_s(**engine: int) -> float:

@@ -121,3 +121,13 @@ def test_rows_with_states_share_nothing_in_a_simulation_either() -> None:
     lengths = Lengths(prompts, outputs, prefixes=SharedPrefixes(ids, random.integers(0, 21, 120)))
     plan = make_plan(lengths, HYBRID, CARD, plan=PlanConfig(solver="greedy"), kv=KVConfig(device_memory=GIB))
     assert simulate_plan(plan, lengths, HYBRID, CARD).result.makespan_s == pytest.approx(plan.makespan_s, rel=1e-12)
+
+
+def test_a_limit_of_kv_is_none_of_what_padded_rows_need_beside_it() -> None:
+    """One long row makes all rectangles wide, and the device has room for many."""
+    padded = replace(named_shape("qwen2.5-0.5b"), backend="padded")
+    lengths = Lengths(np.array([6500, *[200] * 150]), np.full(151, 60))
+    few = make_plan(lengths, padded, CARD, kv=KVConfig(device_memory=300 * 2**20))
+    assert few.max_num_seqs > 60
+    small = make_plan(lengths, padded, CARD, kv=KVConfig(device_memory=18 * GIB))
+    assert 1 <= small.max_num_seqs < few.max_num_seqs

@@ -274,7 +274,7 @@ def settings_of(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSe
     elif problem.policy.ordered or shape.state_bytes or shape.backend == "padded":
         kv_tokens = problem.num_blocks(chunk_tokens, 1, layout) * problem.block_tokens
         max_num_seqs = min(MOST_SEQS if problem.policy.ordered else NUM_SEQS, _rows_side_by_side(problem, kv_tokens))
-    num_blocks = problem.num_blocks(chunk_tokens, max_num_seqs, layout)
+    num_blocks, max_num_seqs = _blocks_beside(problem, chunk_tokens, max_num_seqs, layout)
     longest = problem.row_tokens
     limits = Limits(chunk_tokens, max_num_seqs, prefill_threshold=PREFILL_THRESHOLD, longest_row_tokens=longest)
     if not problem.policy.refill:  # a batch that starts as a whole is chosen from as many rows
@@ -282,11 +282,23 @@ def settings_of(problem: Problem, chunk_tokens: int, layout: Layout) -> EngineSe
     return EngineSettings(problem.policy, limits, num_blocks, problem.block_tokens)
 
 
+def _blocks_beside(problem: Problem, chunk_tokens: int, max_num_seqs: int, layout: Layout) -> tuple[int, int]:
+    """Blocks beside the activations of so many rows, and the rows; fewer where these are rectangles, for which the
+    device has no room. Raises ModelError if no memory is left."""
+    try:
+        return problem.num_blocks(chunk_tokens, max_num_seqs, layout), max_num_seqs
+    except ModelError:
+        if max_num_seqs == 1 or problem.shape.backend != "padded" or problem.engine.max_num_seqs != "auto":
+            raise
+        return _blocks_beside(problem, chunk_tokens, max_num_seqs * 3 // 4, layout)
+
+
 def _rows_side_by_side(problem: Problem, kv_tokens: int) -> int:
     """Rows at a time: more than usually fit, since rows may turn out short. But memory for a state or a row of a
     rectangle is set aside for each of them, and the longest row that fits by itself must still fit with them."""
     work, shape = problem.work, problem.shape
-    rectangle = rectangle_bytes(shape, 1, 1, problem.row_tokens) if shape.backend == "padded" else 0
+    shares = shape.backend == "padded" and problem.kv.device_memory <= 1  # rectangles have their memory of KV's
+    rectangle = rectangle_bytes(shape, 1, 1, problem.row_tokens) if shares else 0
     state_tokens = (shape.state_bytes + rectangle) / shape.kv_bytes_per_token
     roomy = work.most_sequences(kv_tokens, state_tokens)
     if not state_tokens:

@@ -76,8 +76,8 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     starts = [best]
     if problem.order_is_open and search.goes_on():
         ways = (_switched(problem, each.candidate, as_they_come=True) for each in shortlist)
-        as_they_come = [predict(problem, way) for way in ways]
-        starts.append(choose_offload(problem, preferred(problem, as_they_come)))
+        as_they_come = preferred(problem, [predict(problem, way) for way in ways])
+        starts.append(choose_offload(problem, as_they_come))
     usual, best = best, search.best_from(starts)
     if best is not usual and best.candidate.settings.offload.mode == "none":
         moved = choose_offload(problem, best)  # which says why nothing moves where nothing does
