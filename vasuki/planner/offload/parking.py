@@ -11,6 +11,7 @@ from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import host_kv_bytes
 from vasuki.planner.prediction import Prediction, predict_like
 
+SPARE_ROOM = 2  # times what parked rows take at most in a simulation: outputs may be longer than it knows
 VICTIMS_SHARE = 1 / 8  # of a CPU's blocks, for the KV of rows that make way; what finds no room is computed again
 
 
@@ -32,7 +33,7 @@ def parked(problem: Problem, base: Prediction, asked: bool = False) -> Predictio
         reason = f"preempted sequences of {least} tokens or more are parked, {why}"
         offload = replace(room, mode="park", reason=reason)
     settings = replace(base.candidate.settings, offload=offload)
-    return predict_like(problem, base, Candidate.of(problem, settings, base.candidate.cost))
+    return _with_enough_room(problem, base, Candidate.of(problem, settings, base.candidate.cost))
 
 
 def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
@@ -47,12 +48,25 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
     policy = replace(candidate.settings.policy, admission=Admission.PEAK, mixing=Mixing.MIXED)
     offload = replace(room, mode="ahead", prefills_ahead=True)
     settings = replace(candidate.settings, policy=policy, offload=offload)
-    option = predict_like(problem, base, Candidate.of(problem, settings, candidate.cost))
+    option = _with_enough_room(problem, base, Candidate.of(problem, settings, candidate.cost))
     change = option.makespan_s / base.makespan_s - 1
     waits = "prompts are computed ahead and wait on the host until their rows have room"
     reason = f"{waits}; makespan {longer_text(change)}"
-    settings = replace(option.candidate.settings, offload=replace(offload, reason=reason))
+    settings = option.candidate.settings
+    settings = replace(settings, offload=replace(settings.offload, reason=reason))
     return replace(option, candidate=replace(option.candidate, settings=settings))
+
+
+def _with_enough_room(problem: Problem, base: Prediction, candidate: Candidate) -> Prediction:
+    """The candidate with as much memory of the host as its rows were seen to take, and some to spare, at least the
+    longest one's: it is pinned as a whole before the first step. A row that finds no room is computed again."""
+    prediction, settings = predict_like(problem, base, candidate), candidate.settings
+    longest = -(-int(problem.lengths.peak_tokens.max()) // settings.block_tokens)
+    enough = max(longest, int(SPARE_ROOM * prediction.result.stats.peak_host_blocks))
+    if enough >= settings.offload.host_blocks:
+        return prediction
+    settings = replace(settings, offload=replace(settings.offload, host_blocks=enough))
+    return predict_like(problem, base, Candidate.of(problem, settings, candidate.cost))
 
 
 def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
