@@ -178,3 +178,16 @@ def test_no_size_of_steps_or_number_of_rows_is_better_than_what_is_found(seed: i
     given = {f"{size} tokens": given_s(chunk_tokens=size) for size in sizes}
     given |= {f"{count} rows": given_s(max_num_seqs=count) for count in {max(1, rows // 2), 2 * rows}}
     assert plan.makespan_s <= (1 + OFF) * min(given.values()), given
+
+
+@pytest.mark.parametrize("seed", range(SOME))
+def test_twice_the_rows_take_twice_as_long_where_memory_is_full(seed: int) -> None:
+    """Of known lengths, in many waves: a few have a start and an end that the second half does not pay again."""
+    job = job_of(seed)
+    job = replace(job, lengths=replace(job.lengths, known=True))
+    plan = job.plan()
+    stats = simulate_plan(plan, job.lengths, job.shape, find_profile(job.card)).result.stats
+    is_full = stats.peak_device_blocks > 0.95 * plan.settings.num_blocks
+    if is_full and len(job.lengths) > 6 * stats.mean_seqs and job.lengths.arrived_at_s is None:
+        doubled = replace(job, lengths=job.lengths.take(np.arange(len(job.lengths)).repeat(2)))
+        assert 1.85 < doubled.plan().makespan_s / plan.makespan_s < 2.05

@@ -37,6 +37,8 @@ def test_every_policy_moves_what_the_job_asks_it_to(mode: str, policy: str, back
     assert (plan.offload.streamed_layers > 0) == (mode == "stream")
     assert (plan.offload.host_blocks > 0) == (mode == "park")
     assert 0 < plan.host_bytes <= HOST
+    all_blocks = len(ROWS) * -(-399 // plan.settings.block_tokens)
+    assert plan.offload.host_blocks <= all_blocks  # what is pinned beyond that is pinned in vain
     run = simulate_plan(plan, ROWS, shape, A10)
     assert run.result.written.rows == len(ROWS)
     assert not run.result.written.failed

@@ -11,7 +11,6 @@ from vasuki.planner.candidates import Candidate, Problem
 from vasuki.planner.offload.options import host_kv_bytes
 from vasuki.planner.prediction import Prediction, predict_like
 
-SPARE_ROOM = 2  # times what parked rows take at most in a simulation: outputs may be longer than it knows
 VICTIMS_SHARE = 1 / 8  # of a CPU's blocks, for the KV of rows that make way; what finds no room is computed again
 
 
@@ -33,7 +32,7 @@ def parked(problem: Problem, base: Prediction, asked: bool = False) -> Predictio
         reason = f"preempted sequences of {least} tokens or more are parked, {why}"
         offload = replace(room, mode="park", reason=reason)
     settings = replace(base.candidate.settings, offload=offload)
-    return _with_enough_room(problem, base, Candidate.of(problem, settings, base.candidate.cost))
+    return predict_like(problem, base, Candidate.of(problem, settings, base.candidate.cost))
 
 
 def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
@@ -48,25 +47,12 @@ def prefilled_ahead(problem: Problem, base: Prediction) -> Prediction | str:
     policy = replace(candidate.settings.policy, admission=Admission.PEAK, mixing=Mixing.MIXED)
     offload = replace(room, mode="ahead", prefills_ahead=True)
     settings = replace(candidate.settings, policy=policy, offload=offload)
-    option = _with_enough_room(problem, base, Candidate.of(problem, settings, candidate.cost))
+    option = predict_like(problem, base, Candidate.of(problem, settings, candidate.cost))
     change = option.makespan_s / base.makespan_s - 1
     waits = "prompts are computed ahead and wait on the host until their rows have room"
     reason = f"{waits}; makespan {longer_text(change)}"
-    settings = option.candidate.settings
-    settings = replace(settings, offload=replace(settings.offload, reason=reason))
+    settings = replace(option.candidate.settings, offload=replace(offload, reason=reason))
     return replace(option, candidate=replace(option.candidate, settings=settings))
-
-
-def _with_enough_room(problem: Problem, base: Prediction, candidate: Candidate) -> Prediction:
-    """The candidate with as much memory of the host as its rows were seen to take, and some to spare, at least the
-    longest one's: it is pinned as a whole before the first step. A row that finds no room is computed again."""
-    prediction, settings = predict_like(problem, base, candidate), candidate.settings
-    longest = -(-int(problem.lengths.peak_tokens.max()) // settings.block_tokens)
-    enough = max(longest, int(SPARE_ROOM * prediction.result.stats.peak_host_blocks))
-    if enough >= settings.offload.host_blocks:
-        return prediction
-    settings = replace(settings, offload=replace(settings.offload, host_blocks=enough))
-    return predict_like(problem, base, Candidate.of(problem, settings, candidate.cost))
 
 
 def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
@@ -88,12 +74,14 @@ def with_room_for_victims(problem: Problem, base: Prediction) -> Prediction:
 
 
 def room_for_parked(problem: Problem, candidate: Candidate, asked: bool = False) -> OffloadPlan | str:
-    """The candidate's offload with what host memory is left as room for sequences; or why nobody can use it, or should,
-    which a job that asks for it does all the same."""
+    """The candidate's offload with what host memory is left as room for sequences, no more than all of them take; or
+    why nobody can use it, or should, which a job that asks for it does all the same."""
     settings, shape = candidate.settings, problem.shape
     block_bytes = shape.kv_bytes_per_token * settings.block_tokens
     homes_bytes = settings.num_blocks * block_bytes * settings.offload.streamed_layers // shape.num_layers
     host_blocks = (host_kv_bytes(problem, candidate) - homes_bytes) // block_bytes
+    all_blocks = int((-(-problem.lengths.peak_tokens // settings.block_tokens)).sum())
+    host_blocks = min(host_blocks, all_blocks)  # it is pinned as a whole, before the first step
     least = _park_min_tokens(problem, candidate) or (1 if asked else None)
     if host_blocks < 1:
         return f"kv.host_memory has no room for a block of {bytes_text(block_bytes)}"

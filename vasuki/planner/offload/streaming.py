@@ -68,11 +68,8 @@ def streamed_alike(
     if not more_layers:
         settings = replace(settings, num_blocks=min(settings.num_blocks, like.num_blocks))
     option = Candidate.of(problem, settings, resident.cost)
-    room = room_for_parked(problem, option) if like.offload.host_blocks else "none is parked"
-    if not isinstance(room, str):
-        enough = min(room.host_blocks, like.offload.host_blocks)
-        option = replace(option, settings=replace(settings, offload=replace(room, host_blocks=enough)))
-    yield option
+    room = room_for_parked(problem, option) if like.offload.host_blocks else settings.offload
+    yield option if isinstance(room, str) else replace(option, settings=replace(settings, offload=room))
 
 
 def first_streamed(problem: Problem, resident: Candidate, layers: int) -> Iterator[Candidate]:
