@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -49,7 +49,6 @@ def test_no_schedule_beats_the_lower_bound(work: list[tuple[int, int]], card: st
         elapsed_s += cost.step_time_s(cost.work(tokens, contexts))
         running = [entry for entry in running if entry[2] < entry[1]]
     assert bound.seconds <= elapsed_s
-    assert bound.seconds == getattr(bound, f"{bound.binding}_s")
 
 
 def test_each_bound_by_hand() -> None:
@@ -77,7 +76,8 @@ def test_each_argument_can_bind() -> None:
 
     def binding(prompt: int, output: int, requests: int, capacity: int) -> str:
         job = JobSums.of(LLAMA, [prompt] * requests, [output] * requests)
-        return job_lower_bound(LLAMA, profile, job, capacity).binding
+        bounds = asdict(job_lower_bound(LLAMA, profile, job, capacity))
+        return max(bounds, key=lambda name: float(bounds[name])).removesuffix("_s")
 
     assert binding(2000, 1, 1000, 500_000) == "compute"
     assert binding(10, 1000, 100, 10_000_000) == "memory"

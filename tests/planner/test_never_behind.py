@@ -167,7 +167,7 @@ def test_no_size_of_steps_or_number_of_rows_is_better_than_what_is_found(seed: i
         return
     plan = job.plan()
 
-    def given_s(**engine: int) -> float:
+    def given_s(**engine: Any) -> float:
         try:
             return job.plan(**engine).makespan_s
         except ModelError:  # no memory for so many

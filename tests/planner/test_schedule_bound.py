@@ -19,7 +19,6 @@ from vasuki.engine.policy import POLICIES, Admission, Mixing
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.measured_points import AttentionPoint, AttentionPoints, InStep, Measured
-from vasuki.machines.memory_budget import kv_tokens_at_most
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout, spread_buffers
@@ -74,7 +73,9 @@ class Run:
         resident = (layers - streamed + spread_buffers(layers, streamed)) / layers
         split = policy.chunked and policy.refill and self.cost.shape.backend != "alone"
         step_tokens = max(limits.chunk_tokens, limits.max_num_seqs) if split else math.inf
-        return StepRoom(step_tokens, resident * kv_tokens_at_most(self.settings, self.cost.shape))
+        states = limits.max_num_seqs * self.cost.shape.state_bytes  # whose memory fewer rows leave to blocks
+        kv_tokens = self.settings.kv_tokens + math.ceil(states / self.cost.shape.kv_bytes_per_token)
+        return StepRoom(step_tokens, resident * kv_tokens)
 
     def bound_s(self) -> float:
         return schedule_bound_s(self.lengths, self.cost, [self.room], self.offload)

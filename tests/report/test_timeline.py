@@ -61,9 +61,9 @@ def test_runs_follow_each_other_and_shards_run_side_by_side(tmp_path: Path) -> N
     write_trace(tmp_path, steps_of([2.0], [6]))
     timeline = read_timeline(Location.parse(str(tmp_path)))
     assert timeline is not None
-    assert (timeline.num_runs, timeline.total_s, timeline.earlier_s, timeline.earlier_steps) == (2, 4.0, 2.0, 2)
+    assert (timeline.total_s, timeline.earlier_s, timeline.earlier_steps) == (4.0, 2.0, 2)
     shards = built(steps_of([1.0, 1.0], [4, 4]), steps_of([3.0], [8]))
-    assert (shards.num_runs, shards.total_s, shards.earlier_s) == (1, 3.0, 0.0)
+    assert (shards.total_s, shards.earlier_s) == (3.0, 0.0)
     assert shards.mean["seqs"][0] == 6
     assert shards.mean["seqs"][-1] == 8
 

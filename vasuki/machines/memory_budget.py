@@ -247,13 +247,6 @@ def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, la
     return ""
 
 
-def kv_tokens_at_most(settings: EngineSettings, shape: ModelShape) -> int:
-    """Tokens whose KV the device could hold if no row kept a state: fewer rows leave the memory of their
-    states to blocks."""
-    states = settings.limits.max_num_seqs * shape.state_bytes
-    return settings.kv_tokens + math.ceil(states / shape.kv_bytes_per_token)
-
-
 def footprint(
     settings: EngineSettings, block_bytes: int, num_layers: int, device_blocks: int, host_blocks: int
 ) -> tuple[int, int]:

@@ -40,12 +40,6 @@ class LowerBound:
     def seconds(self) -> float:
         return max(self.compute_s, self.memory_s, self.kv_area_s, self.longest_request_s)
 
-    @property
-    def binding(self) -> str:
-        """Which argument gives the largest bound: compute, memory, kv_area or longest_request."""
-        bounds = {name: getattr(self, f"{name}_s") for name in ("compute", "memory", "kv_area", "longest_request")}
-        return max(bounds, key=lambda name: bounds[name])
-
 
 def job_lower_bound(
     shape: ModelShape, profile: HardwareProfile, job: JobSums, kv_tokens: float, layout: Layout | None = None

@@ -67,7 +67,6 @@ class Timeline:
     host_bytes: Counts
     num_steps: int
     total_s: float  # end of the last step
-    num_runs: int  # 1 unless the job was stopped and went on
     earlier_s: float  # spent in steps of runs before the last
     earlier_steps: int
     median_step_error: float | None  # of |predicted / elapsed - 1|; None without predictions
@@ -139,14 +138,13 @@ class _Builder:
         self._errors = np.zeros(_ERROR_EDGES.size - 1)
         self.num_steps = 0
         self._total_s = 0.0
-        self._num_runs = 0
         self._earlier_s = 0.0
         self._earlier_steps = 0
 
     def add_trace(self, steps: Iterator[StepRecord]) -> None:
         """Add one file. Its runs follow each other: each starts where the one before it ended."""
         columns = attrgetter(*_COLUMNS)
-        run, run_start_s, end_s, run_steps, runs = None, 0.0, 0.0, 0, 0
+        run, run_start_s, end_s, run_steps = None, 0.0, 0.0, 0
         earlier_s, earlier_steps = 0.0, 0
         while chunk := [(*columns(step), _num_steps(step)) for step in islice(steps, _STEPS_AT_ONCE)]:
             table = np.array(chunk, float).T
@@ -155,11 +153,10 @@ class _Builder:
                 if run != part[_COLUMNS.index("run"), 0]:
                     run, run_start_s = part[_COLUMNS.index("run"), 0], end_s
                     earlier_s, earlier_steps = end_s, earlier_steps + run_steps
-                    run_steps, runs = 0, runs + 1
+                    run_steps = 0
                 end_s = self._add(part, run_start_s, end_s)
                 run_steps += int(part[-1].sum())
         self._total_s = max(self._total_s, end_s)
-        self._num_runs = max(self._num_runs, runs)
         self._earlier_s = max(self._earlier_s, earlier_s)
         self._earlier_steps += earlier_steps
 
@@ -229,7 +226,6 @@ class _Builder:
             host_bytes=self._host_bytes.build(),
             num_steps=self.num_steps,
             total_s=self._total_s,
-            num_runs=self._num_runs,
             earlier_s=self._earlier_s,
             earlier_steps=self._earlier_steps,
             median_step_error=self._median_error(),
