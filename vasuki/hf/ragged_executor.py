@@ -37,7 +37,7 @@ from vasuki.hf.processors import Processors
 from vasuki.hf.reading import MOST_LOGITS, Readings, ReadPositions
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.hf.sampler import NO_TOKEN, Draw, Sampled, draws, likeliest, logprobs_of, sample
-from vasuki.machines.cost_model import CostModel
+from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS, CostModel
 from vasuki.machines.memory_budget import recorded_context
 
 log = logging.getLogger(__name__)
@@ -460,7 +460,10 @@ def build_executor(
     if records:
         limits, record = settings.limits, record_on_device()
         context = recorded_context(loaded.max_context, limits.longest_row_tokens)
-        executor.graphs = StepGraphs(cache, attention, context, limits.max_num_seqs, record, record_after)
+        rows, tokens = limits.max_num_seqs, LEAST_RECORDED_TOKENS
+        if cost_model is not None:  # a step larger than the plan's never comes
+            tokens = max(tokens, min(cost_model.most_recorded_tokens, max(limits.chunk_tokens, rows)))
+        executor.graphs = StepGraphs(cache, attention, context, rows, record, record_after, tokens)
     return executor
 
 

@@ -33,7 +33,6 @@ from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
-from vasuki.hf.cuda import step_graphs
 from vasuki.hf.cuda.step_graphs import StepGraphs
 from vasuki.hf.fused import by_torch
 from vasuki.hf.fused.attention import FusedAttention
@@ -221,15 +220,14 @@ def test_greedy_equals_generate(name: str) -> None:
 
 
 @pytest.mark.sweep
-def test_what_torch_has_no_kernel_for_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_torch_has_no_kernel_for_is_recorded() -> None:
     """Soft caps and windows, in blocks of 16 tokens, prompts too: a replay reads contexts that have grown since."""
-    monkeypatch.setattr(step_graphs, "MOST_RECORDED_TOKENS", 24)
     loaded, num_blocks = _model("gemma2"), 24
     scheduler = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(24, 3), num_blocks, 16))
     cache = KVCache(loaded.kv_layout, num_blocks + 1, 16, CPU)
     kernels = AttentionKernels(loaded.kernel, "auto")
     executor = RaggedExecutor(loaded, cache, attention=kernels)
-    executor.graphs = StepGraphs(cache, kernels, 96, 3, lambda compute: compute, 1)
+    executor.graphs = StepGraphs(cache, kernels, 96, 3, lambda compute: compute, 1, most_tokens=24)
     rows = Rows()
     drain(requests_of(prompts()[2:6], 5), scheduler, executor, rows)
     kinds = {size.single for _, size in executor.graphs._recorded}

@@ -14,6 +14,7 @@ from vasuki.base.errors import JobFileError, ModelError, ProfileError
 from vasuki.engine.batch import Batch, ScheduledChunk, Swap
 from vasuki.engine.sequence import Request, Sequence
 from vasuki.machines.cost_model import (
+    LEAST_RECORDED_TOKENS,
     MOST_RECORDED_ROWS,
     MOST_RECORDED_TOKENS,
     Copies,
@@ -373,6 +374,26 @@ def test_prompts_beside_decodes_are_recorded_up_to_a_size(
     more = cost.work([1, most], [64, most])
     assert cost.step_time_s(recorded) < 1 < launches_s <= cost.step_time_s(more)
     assert [time.total_s for time in cost.repeated(more, 2)] == pytest.approx([cost.step_time_s(more)] * 2, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "launch_us", "tokens"),
+    [
+        ("qwen2.5-0.5b", 10, MOST_RECORDED_TOKENS),
+        ("llama-3-8b", 10, LEAST_RECORDED_TOKENS),  # whose products take the device longer
+        ("llama-3-8b", 44, 1060),
+    ],
+)
+def test_steps_are_recorded_up_to_the_size_that_keeps_the_device_as_long_as_the_host(
+    shape: str, launch_us: float, tokens: int
+) -> None:
+    cost = model("h100", shape)
+    cost = CostModel(cost.shape, launched_in_us(cost.profile, launch_us))
+    assert cost.most_recorded_tokens == pytest.approx(tokens, rel=0.1)
+    step = cost.step(cost.work([cost.most_recorded_tokens], [cost.most_recorded_tokens]))
+    assert step.launch_s == 0
+    more = cost.step(cost.work([cost.most_recorded_tokens + 1], [cost.most_recorded_tokens + 1]))
+    assert more.total_s >= step.total_s
 
 
 def test_launches_of_a_cpu_always_show() -> None:

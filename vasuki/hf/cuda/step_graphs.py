@@ -31,7 +31,7 @@ import torch
 from vasuki.hf.attention.chunks import AttentionKernels, Chunks, PlacedChunks, Reserve
 from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.kv.kv_cache import KVCache
-from vasuki.machines.cost_model import MOST_RECORDED_ROWS, MOST_RECORDED_TOKENS
+from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS, MOST_RECORDED_ROWS
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class StepGraphs:
         most_rows: that decode side by side.
         record: how a computation is recorded; `record_on_device` on CUDA.
         record_after: steps of a size before it is recorded.
+        most_tokens: of a step with prompts, see `recorded_steps`.
     """
 
     def __init__(
@@ -77,12 +78,13 @@ class StepGraphs:
         most_rows: int,
         record: Record,
         record_after: int = RECORD_AFTER,
+        most_tokens: int = LEAST_RECORDED_TOKENS,
     ) -> None:
         self._cache, self._kernels, self._record, self._record_after = cache, kernels, record, record_after
         self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
         self._rows = _sizes(min(most_rows, MOST_RECORDED_ROWS))
         # Steps with prompts are padded for ours alone.
-        self._tokens = _sizes(MOST_RECORDED_TOKENS) if kernels.ours and kernels.choice != "packed" else []
+        self._tokens = _sizes(most_tokens) if kernels.ours and kernels.choice != "packed" else []
         self._seen: Counter[tuple[Compute, GraphSize]] = Counter()
         self._recorded: dict[tuple[Compute, GraphSize], _Recorded] = {}
         self._tried: set[tuple[Compute, GraphSize]] = set()

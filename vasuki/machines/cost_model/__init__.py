@@ -32,6 +32,7 @@ from vasuki.machines.cost_model.model import CostModel
 from vasuki.machines.cost_model.operators import OperatorModel
 from vasuki.machines.cost_model.rooflines import roofline
 from vasuki.machines.cost_model.stages import (
+    LEAST_RECORDED_TOKENS,
     MOST_RECORDED_ROWS,
     MOST_RECORDED_TOKENS,
     Launches,
@@ -44,6 +45,7 @@ from vasuki.machines.cost_model.times import StepTime
 from vasuki.machines.cost_model.work import StepWork, causal_pairs, windowed_causal_pairs
 
 __all__ = [
+    "LEAST_RECORDED_TOKENS",
     "MOST_RECORDED_ROWS",
     "MOST_RECORDED_TOKENS",
     "TABLE",

@@ -130,6 +130,11 @@ class CostModel:
         """Whether steps of decodes are replayed, unless layers are streamed."""
         return recorded_steps(self.shape, self.profile, self.layout).rows > 0
 
+    @property
+    def most_recorded_tokens(self) -> int:
+        """Tokens of the largest step with prompts that is replayed."""
+        return recorded_steps(self.shape, self.profile, self.layout).tokens
+
     def pinning_s(self, settings: EngineSettings) -> float:
         """What host memory costs before the first step: that of parked rows, and of the layers that are streamed."""
         offload = settings.offload

@@ -21,9 +21,10 @@ LAUNCHED_UNJOINED = 45
 LAUNCHED_PER_STEP = 23
 
 # Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, up to any plan's; and
-# tokens of steps with prompts, below which a step waits for memory and padding costs it nothing.
+# tokens of steps with prompts. Up to the least a step waits for memory anyway, and beyond it for the host that launches
+# its kernels, up to a size that depends on both: padding costs it nothing.
 MOST_RECORDED_ROWS = MOST_SEQS
-MOST_RECORDED_TOKENS = 256
+LEAST_RECORDED_TOKENS, MOST_RECORDED_TOKENS = 256, 2048
 
 
 class Part(NamedTuple):
@@ -89,4 +90,12 @@ def recorded_steps(shape: ModelShape, profile: HardwareProfile, layout: Layout) 
         return Recorded()
     waits = shape.num_expert_layers and waits_for_experts(profile.generation)
     rows = MOST_ROWS_OF_ALL_EXPERTS if waits else MOST_RECORDED_ROWS
-    return Recorded(rows, 0 if profile.attention == "packed" else min(rows, MOST_RECORDED_TOKENS))
+    return Recorded(rows, 0 if profile.attention == "packed" else min(rows, _tokens_to_record(shape, profile, layout)))
+
+
+def _tokens_to_record(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> int:
+    """Tokens whose matrices take the device as long as launching their kernels takes the host."""
+    launches_s = Part.whole(shape.num_layers, 1).launches_s(shape, profile)
+    flops_per_s = layout.tensor_parallel * profile.peak_flops(shape.dtype) * profile.efficiency.matmul
+    tokens = int(launches_s * flops_per_s / shape.linear_flops_per_token)
+    return min(MOST_RECORDED_TOKENS, max(LEAST_RECORDED_TOKENS, tokens))
