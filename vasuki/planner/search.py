@@ -3,7 +3,7 @@
 Arithmetic ranks ways by their steady state, which a small job hardly reaches: it is start and end, and what decides
 there (who may start, in which order, with which steps) only a simulation tells.
 
-    the best way of which not all was tried --> what other schedulers would do --> ways that differ by a switch --+
+    the shortest way of which not all was tried --> the nearest that differs by each switch, then the next ones --+
              ^                                                                                                    |
              +---------------------------------------- all of them, simulated ------------------------------------+
 
@@ -57,7 +57,7 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     the host.
 
     There is nothing to search for in large jobs, of which a sample tells less than arithmetic, where rows arrive or may
-    be urgent, nor where they are not packed.
+    be urgent, nor where another policy than vasuki's says what is done.
 
     Args:
         problem: the job.
@@ -89,11 +89,11 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     return explained(problem, best, base.candidate) if best.candidate.settings.offload.streamed_layers else best
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Way:
     """A way that others are tried from."""
 
-    makespan_s: float  # infinite where nothing is left to try
+    makespan_s: float
     options: Iterator[tuple[Switch, Prediction]]
     in_vain: int = 0
 
@@ -102,7 +102,10 @@ class _Way:
 
 
 class _BestFirst:
-    """The best way so far, what was tried, and how long it may go on."""
+    """The best way so far, what was tried, and how long it may go on.
+
+    A way looks longer with all that was tried from it in vain: so none takes all the time from its neighbours.
+    """
 
     def __init__(self, problem: Problem, candidates: list[Candidate], least_s: float, usual: Prediction) -> None:
         self._problem, self._candidates, self._least_s = problem, candidates, least_s
@@ -119,8 +122,7 @@ class _BestFirst:
         return not near and sum(self._problem.simulated_s) < self._until_s
 
     def best_from(self, starts: list[Prediction]) -> Prediction:
-        """The best way that is found from these: always on from the shortest one of which not all was tried, which
-        looks a little longer with all that was tried in vain."""
+        """The best way that is found from these, always on from the one that looks shortest."""
         for start in starts:
             self._keep(start)
         ways = [_Way(start.makespan_s, self._from(start)) for start in starts]
