@@ -585,3 +585,12 @@ def test_static_batches_grow_as_far_as_outputs_do() -> None:
     made = make_plan(lengths, shape, find_profile("a10"), plan=plan, engine=EngineConfig(policy="static"), kv=kv)
     simulated = simulate_plan(made, lengths, shape, find_profile("a10"), plan_config=plan)
     assert simulated.result.stats.max_seqs == 8
+
+
+@pytest.mark.whole_search
+def test_rows_computed_one_by_one_are_not_searched_over() -> None:
+    """No way to pack them differs from another, and simulating them takes long."""
+    lengths = Lengths(np.array([100, 900] * 4), np.array([50, 20] * 4))
+    for backend in ("alone", "uncached"):
+        plan = make_plan(lengths, replace(named_shape("qwen2.5-0.5b"), backend=backend), find_profile("h200"))
+        assert "found by simulation" not in plan.mixing

@@ -57,7 +57,7 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     the host.
 
     There is nothing to search for in large jobs, of which a sample tells less than arithmetic, where rows arrive or may
-    be urgent, nor where another policy than vasuki's says what is done.
+    be urgent, where another policy than vasuki's says what is done, nor where rows are computed one by one.
 
     Args:
         problem: the job.
@@ -68,7 +68,7 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     base = preferred(problem, shortlist)
     best = choose_offload(problem, base)
     whole = best.simulated_requests == len(problem.lengths)
-    if not whole or not problem.policy.ordered:
+    if not whole or not problem.policy.ordered or problem.shape.backend not in ("ragged", "padded"):
         return best
     if problem.rows_arrive or problem.may_be_urgent:
         return best
