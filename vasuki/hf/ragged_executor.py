@@ -460,9 +460,8 @@ def build_executor(
     if records:
         limits, record = settings.limits, record_on_device()
         context = recorded_context(loaded.max_context, limits.longest_row_tokens)
-        rows, tokens = limits.max_num_seqs, LEAST_RECORDED_TOKENS
-        if cost_model is not None:  # a step larger than the plan's never comes
-            tokens = max(tokens, min(cost_model.most_recorded_tokens, max(limits.chunk_tokens, rows)))
+        rows, tokens = limits.max_num_seqs, cost_model.most_recorded_tokens if cost_model else LEAST_RECORDED_TOKENS
+        tokens = min(tokens, max(limits.chunk_tokens, rows))  # a step larger than the plan's never comes
         executor.graphs = StepGraphs(cache, attention, context, rows, record, record_after, tokens)
     return executor
 
