@@ -50,6 +50,8 @@ SHAPES = (
 )
 CARDS = ("a10", "a40", "a100", "h100", "gh200")
 SOME = max(3, JOBS // 7)
+# Of jobs of up to 220 rows, those that fill memory in many waves, short ones first.
+FULL = (10, 43, 82, 3, 7, 12, 32, 33, 39, 52, 66, 73, 78, 83, 86, 87, 96)[: 3 if JOBS <= 100 else None]
 NOISE = 0.01  # by which what should help may lengthen a job
 OFF = 0.03  # by which a given setting may be better than what is found
 BEHIND = 0.02  # that a plan may be longer than the best of the others: they may be lucky by so much
@@ -85,9 +87,9 @@ class Job:
         return simulate_plan(plan, self.lengths, self.shape, find_profile(self.card)).result.makespan_s
 
 
-def job_of(seed: int) -> Job:
+def job_of(seed: int, most_rows: int = MOST_ROWS) -> Job:
     random = np.random.default_rng(seed)
-    rows = int(random.integers(8, MOST_ROWS))
+    rows = int(random.integers(8, most_rows))
 
     def lengths_about(shortest: float, longest: float, most: int, spread: float = 0.7) -> np.ndarray:
         median = np.log(random.uniform(shortest, longest))
@@ -180,14 +182,14 @@ def test_no_size_of_steps_or_number_of_rows_is_better_than_what_is_found(seed: i
     assert plan.makespan_s <= (1 + OFF) * min(given.values()), given
 
 
-@pytest.mark.parametrize("seed", range(SOME))
+@pytest.mark.parametrize("seed", FULL)
 def test_twice_the_rows_take_twice_as_long_where_memory_is_full(seed: int) -> None:
     """Of known lengths, in many waves: a few have a start and an end that the second half does not pay again."""
-    job = job_of(seed)
+    job = job_of(seed, most_rows=220)
     job = replace(job, lengths=replace(job.lengths, known=True))
     plan = job.plan()
     stats = simulate_plan(plan, job.lengths, job.shape, find_profile(job.card)).result.stats
-    is_full = stats.peak_device_blocks > 0.95 * plan.settings.num_blocks
-    if is_full and len(job.lengths) > 6 * stats.mean_seqs and job.lengths.arrived_at_s is None:
-        doubled = replace(job, lengths=job.lengths.take(np.arange(len(job.lengths)).repeat(2)))
-        assert 1.85 < doubled.plan().makespan_s / plan.makespan_s < 2.05
+    assert stats.peak_device_blocks > 0.95 * plan.settings.num_blocks
+    assert len(job.lengths) > 6 * stats.mean_seqs
+    doubled = replace(job, lengths=job.lengths.take(np.arange(len(job.lengths)).repeat(2)))
+    assert 1.85 < doubled.plan().makespan_s / plan.makespan_s < 2.05
