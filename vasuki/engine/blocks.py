@@ -48,8 +48,8 @@ class BlockPool:
         self.block_tokens = block_tokens
         self.peak_held = 0  # most blocks that were in use at any time
         self.withheld = 0  # unused blocks that may not be handed out, since they have no room now; set by DepthControl
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is warm in the cache
-        self._references = [0] * num_blocks
+        self._free: list[int] = []  # given back, a stack: the block freed last is warm in the cache
+        self._references: list[int] = []  # of the blocks that were ever handed out; the fresh ones follow them
         # Unused blocks with known content, coldest first: those that nobody wants, and those that somebody does.
         self._cached: tuple[OrderedDict[int, None], OrderedDict[int, None]] = (OrderedDict(), OrderedDict())
         self._wants: dict[Hashable, int] = {}  # how many wait for the content
@@ -73,7 +73,12 @@ class BlockPool:
     @property
     def _num_unused(self) -> int:
         unwanted, wanted = self._cached
-        return len(self._free) + len(unwanted) + len(wanted)
+        return self._num_fresh + len(self._free) + len(unwanted) + len(wanted)
+
+    @property
+    def _num_fresh(self) -> int:
+        """Blocks that were never handed out. A pool can have millions of which a job needs a few: none is listed."""
+        return self.num_blocks - len(self._references)
 
     def held(self) -> Iterator[int]:
         """Every block in use, in rising order."""
@@ -89,13 +94,16 @@ class BlockPool:
         if count > available:
             raise OutOfBlocks(f"{count} blocks wanted, {available} available")
         free, references = self._free, self._references
-        while len(free) < count:
+        while len(free) + self._num_fresh < count:
             self._evict()
-        first = len(free) - count
+        first = max(0, len(free) - count)
         blocks = free[first:][::-1]  # rising, as they were freed: neighbours are copied together
         del free[first:]
         for block in blocks:
             references[block] = 1
+        fresh = range(len(references), len(references) + count - len(blocks))
+        blocks += fresh
+        references += [1] * len(fresh)
         self.peak_held = max(self.peak_held, self.num_held)
         return blocks
 
@@ -178,8 +186,5 @@ class BlockPool:
         if wanted_keys is not None:
             assert Counter(wanted_keys) == self._wants, "wants do not match the rows that wait"
         if held is not None:
-            counts = [0] * self.num_blocks
-            for blocks in held:
-                for block in blocks:
-                    counts[block] += 1
-            assert counts == self._references, "references do not match the tables"
+            counts = Counter(block for blocks in held for block in blocks)
+            assert counts == Counter(dict(enumerate(self._references))), "references do not match the tables"
