@@ -144,6 +144,13 @@ def test_no_plain_policy_would_be_done_sooner(seed: int) -> None:
     assert plan.makespan_s <= (1 + BEHIND) * min(others.values()), others
 
 
+@pytest.mark.parametrize("seed", [179, 305, 368])
+def test_rows_that_arrive_may_be_served_first_come_and_leave_last_in_first_out(seed: int) -> None:
+    """Jobs in which rounds with short prompts first, or victims with the least computed, end later."""
+    job = job_of(seed, most_rows=220)
+    assert job.plan().makespan_s <= (1 + NOISE) * job.plan(policy="vllm").makespan_s
+
+
 @pytest.mark.parametrize("seed", range(SOME))
 def test_what_should_help_never_lengthens_a_job(seed: int) -> None:
     """A row less, of known lengths; more memory, a faster link, a second device."""

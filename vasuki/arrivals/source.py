@@ -53,7 +53,7 @@ def admission_for(policy: Policy, config: Gathering | None = None) -> FirstCome:
     """What a policy does with rows that wait. The config says how it gathers them, if it does that."""
     if policy.gathers:
         return ArrivalAdmission(config or Gathering())
-    return Rounds() if policy.ordered else FirstCome()
+    return Rounds() if policy.ordered and not policy.as_they_come else FirstCome()
 
 
 class ArrivingRows:

@@ -151,7 +151,7 @@ def make_plan(
         settings=settings,
         layout=layout,
         state_bytes=shape.state_bytes,
-        mixing=_mixing_reason(candidate, candidates, rows_arrive) + _search_reason(problem, chosen),
+        mixing=_mixing_reason(candidate, candidates, rows_arrive, chosen.usual_s > 0) + _search_reason(problem, chosen),
         prompt_steps_share=chosen.prompt_steps_share,
         simulated_requests=chosen.simulated_requests,
         simulated_row_s=simulated_row_s(chosen.result),
@@ -254,14 +254,16 @@ def _search_reason(problem: Problem, chosen: Prediction) -> str:
     order = " as they come" if policy.as_they_come and not chosen.order else ""
     how = f"rows start{order}{starts}, " if order or starts else ""
     whole = "" if policy.chunked else "prompts stay whole, "
+    leaves = "" if policy.evicts_least_computed else "the last to come makes room, "
     saved = percent_text(1 - chosen.makespan_s / chosen.usual_s)
-    return f"; {how}{whole}found by simulation and {saved} shorter than the usual way"
+    return f"; {how}{whole}{leaves}found by simulation and {saved} shorter than the usual way"
 
 
-def _mixing_reason(chosen: Candidate, candidates: list[Candidate], rows_arrive: bool) -> str:
+def _mixing_reason(chosen: Candidate, candidates: list[Candidate], rows_arrive: bool, searched_for: bool) -> str:
     tokens = chosen.settings.limits.chunk_tokens
     if rows_arrive and chosen.settings.policy.ordered:
-        return f"mixed, {tokens} tokens each: prompts need as many, and larger ones delay decodes"
+        why = "" if searched_for else ": prompts need as many, and larger ones delay decodes"
+        return f"mixed, {tokens} tokens each{why}"
     others = [each.state.request_s for each in candidates if each.mixing is not chosen.mixing]
     if not others:
         return f"{chosen.mixing.value}, as the policy says"

@@ -56,8 +56,8 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     """The best way found from the best of the shortlist on, in planned order and as rows come, with what it moves to
     the host.
 
-    There is nothing to search for in large jobs, of which a sample tells less than arithmetic, where rows arrive or may
-    be urgent, where another policy than vasuki's says what is done, nor where rows are computed one by one.
+    There is nothing to search for in large jobs, of which a sample tells less than arithmetic, where rows may be
+    urgent, where another policy than vasuki's says what is done, nor where rows are computed one by one.
 
     Args:
         problem: the job.
@@ -70,7 +70,7 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     whole = best.simulated_requests == len(problem.lengths)
     if not whole or not problem.policy.ordered or problem.shape.backend not in ("ragged", "padded"):
         return best
-    if problem.rows_arrive or problem.may_be_urgent:
+    if problem.may_be_urgent:
         return best
     search = _BestFirst(problem, candidates, least_s, best)
     starts = [best]
@@ -178,7 +178,7 @@ def _switched(problem: Problem, way: Candidate, **switches: object) -> Candidate
 
 
 def _as_others_would(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
-    """As rows come, with the others' admission and steps, in so far as the job leaves these open."""
+    """As rows come, with the others' admission, steps and victims, in so far as the job leaves these open."""
     if problem.asks_for_offload:
         return
     way = best.candidate
@@ -195,8 +195,14 @@ def _as_others_would(problem: Problem, best: Prediction, candidates: list[Candid
         except ModelError:
             continue
         usual = Candidate.of(problem, settings, way.cost)
-        comes = problem.order_is_open
-        yield _switched(problem, usual, admission=other.admission, chunked=other.chunked, as_they_come=comes)
+        yield _switched(
+            problem,
+            usual,
+            admission=other.admission,
+            chunked=other.chunked,
+            as_they_come=problem.order_is_open,
+            evicts_least_computed=other.evicts_least_computed,
+        )
 
 
 def _order(problem: Problem, best: Prediction, candidates: list[Candidate]) -> Iterator[Candidate]:
