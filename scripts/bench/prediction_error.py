@@ -75,7 +75,7 @@ def _compare(options: argparse.Namespace) -> dict[str, Any]:
         profile, paced_s = options.profile, None
         if profile is None:
             before_s = _reference_s()
-            measured = profile_machine(model=shape, quick=options.quick, progress=True)
+            measured = profile_machine(folder=Path(options.model), quick=options.quick, progress=True)
             paced_s = (before_s + _reference_s()) / 2
             profile = folder / f"{measured.name}.yaml"
             write_profile(measured, profile)

@@ -564,7 +564,7 @@ def trace(run_dir: str, target: str) -> None:
 @click.option(
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="What to measure."
 )
-@click.option("--model", default="", metavar="FOLDER_OR_SHAPE", help="Measure with the matrices of this model.")
+@click.option("--model", default="", metavar="FOLDER_OR_SHAPE", help="Measure with steps of this model.")
 @click.option("--name", default=None, help="Name of the profile. Default: made from the device's name.")
 @click.option("--output", default=None, metavar="FILE", help="File to write. Default: where --gpu NAME finds it.")
 @click.option("--quick", is_flag=True, help="Measure for seconds instead of minutes, less exactly.")

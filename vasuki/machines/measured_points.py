@@ -83,32 +83,6 @@ class AttentionPoints(ProfileSection):
     """In any order."""
 
 
-class RecurrentPoint(ProfileSection):
-    """One measured call of a recurrent layer."""
-
-    sequences: Count
-    """In the call, all of the same lengths."""
-    tokens: Count
-    """Of each; 1 is a decode."""
-    us: Positive
-    """Microseconds."""
-
-
-class RecurrentPoints(ProfileSection):
-    """A measured layer that carries a state from token to token, its matrices included."""
-
-    matrices: Annotated[tuple[tuple[Count, Count], ...], Field(min_length=2)]
-    """Sizes `[k, n]`: into the layer, out of it, others."""
-    state_size: Annotated[int, Field(ge=0)]
-    """Numbers of a row that the recurrence keeps."""
-    row_bytes: Count
-    """What the layer keeps of a row, its convolution included."""
-    dtype: str
-    """Of inputs and weights."""
-    points: Annotated[tuple[RecurrentPoint, ...], Field(min_length=1)]
-    """In any order."""
-
-
 class InStep(ProfileSection):
     """What the operators of a step take there, over what they take alone: a step's other operators use the same caches
     and the same memory."""
@@ -163,8 +137,6 @@ class Measured(ProfileSection):
     """Memory-bound operators."""
     attention: tuple[AttentionPoints, ...] = ()
     """Attention calls."""
-    recurrent: RecurrentPoints | None = None
-    """A recurrent layer."""
     in_step: InStep | None = None
     """Whole steps against the sum of their operators."""
     spread: NonNegative = 0

@@ -20,14 +20,14 @@ def profile_table(profile: HardwareProfile) -> str:
     lines = [
         f"{profile.name}: {profile.title}, {gib:.1f} GiB at {profile.memory_gb_per_s:g} GB/s",
         f"peak TFLOP/s  {peaks}",
-        f"reached       matmul {efficiency.matmul:.0%}, weights read {efficiency.bandwidth:.0%}, "
-        f"attention {efficiency.attention:.0%}, KV read {efficiency.kv_read:.0%}; tiles of {profile.tile_rows} rows",
         f"overheads     step {overheads.step_us:g} us, launch {overheads.launch_us:g} us, "
         f"shortest kernel {overheads.kernel_us:g} us",
         f"power         {profile.power.idle_w:g} W idle, {profile.power.peak_w:g} W limit",
     ]
-    if "allocation" in profile.sources:
-        lines.append(f"allocation    {profile.sources['allocation']}")
+    if profile.kind == "gpu":  # a CPU's rates are those that were reached
+        shares = f"matmul {efficiency.matmul:.0%}, weights read {efficiency.bandwidth:.0%}, "
+        shares += f"attention {efficiency.attention:.0%}, KV read {efficiency.kv_read:.0%}"
+        lines.insert(2, f"reached       {shares}; tiles of {profile.tile_rows} rows")
     measured = profile.measured
     if measured is not None:
         series = [(f"{each.k} x {each.n} {each.dtype}", each.tokens, each.us) for each in measured.matmul]
@@ -43,17 +43,10 @@ def profile_table(profile: HardwareProfile) -> str:
             lines.append(_row(f"decodes {heads}", cells))
             cells = [f"{p.tokens}@{p.context}: {_short(p.us)}" for p in _spread(chunks)]
             lines.append(_row(f"chunks {heads}", cells))
-        if (layer := measured.recurrent) is not None:
-            for name, points in (
-                ("decodes", [(p.sequences, p.us) for p in layer.points if p.tokens == 1]),
-                ("prompts", [(p.tokens, p.us) for p in layer.points if p.tokens > 1]),
-            ):
-                cells = [f"{count}: {_short(us)}" for count, us in _spread(points)]
-                lines.append(_row(f"{name}, recurrent layer, us", cells))
         if measured.in_step is not None:
             pairs = zip(measured.in_step.tokens, measured.in_step.ratio, strict=True)
             lines.append(
-                _row("in a step over alone", [f"{count}: {ratio:.2f}" for count, ratio in _spread(list(pairs))])
+                _row("steps over their rooflines", [f"{count}: {ratio:.2f}" for count, ratio in _spread(list(pairs))])
             )
     lines.append(f"copies, GB/s  {'bytes':>11} {'h2d':>8} {'d2h':>8} {'both':>8}")
     lines += [f"{'':13} {p.bytes:>11,} {p.h2d:>8.3g} {p.d2h:>8.3g} {p.both:>8.3g}" for p in profile.link.curve]

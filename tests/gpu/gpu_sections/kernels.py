@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,8 @@ from vasuki.hf.loading.triton_kernels import tile_attention
 from vasuki.hf.profiler import profile_machine
 from vasuki.hf.profiler.rows import row_at
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
+from vasuki.hf.profiler.whole_steps import SIZES
+from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile_writing import write_profile
 
 _TORCH = AttentionKernels(None, "paged")  # neither of the kernels
@@ -55,23 +57,32 @@ def profile(setting: Setting, share_s: float) -> Finding:
     )
     write_profile(measured, setting.out / "this-machine.yaml")
     setting.profile = measured
-    known = measured.datasheet_only()
+    curve = measured.link.curve
     return Finding(
         rows=[
-            {"figure": "matmul, share of peak", "measured": known.efficiency.matmul},
-            {"figure": "weights read, share of bandwidth", "measured": known.efficiency.bandwidth},
-            {"figure": "attention, share of peak", "measured": known.efficiency.attention},
-            {"figure": "KV read, share of bandwidth", "measured": known.efficiency.kv_read},
-            {"figure": "step overhead, us", "measured": known.overheads.step_us},
-            {"figure": "launch, us", "measured": known.overheads.launch_us},
+            *_steps(CostModel(setting.shape(setting.large), measured)),
             *(
                 {"figure": f"copies of {point.bytes >> 10} KiB to / from the device, GB/s",
                  "measured": f"{point.h2d:.3g} / {point.d2h:.3g}"}
-                for point in known.link.curve[:: max(1, len(known.link.curve) // 4)]
+                for point in curve[:: max(1, len(curve) // 4)]
             ),
         ],
         notes=["the whole profile is in this-machine.yaml, in this report's folder"],
     )  # fmt: skip
+
+
+def _steps(cost: CostModel) -> Iterator[dict[str, object]]:
+    """What whole steps took, and which shares of the card's bandwidth and of its peak that is."""
+    profile = cost.profile
+    for size in SIZES:
+        step = cost.step(size.work(cost))
+        what = f"a chunk of {size.chunk}" if size.chunk else f"{size.decodes} decodes"
+        bandwidth = step.memory_bytes / step.device_s / profile.memory_bytes_per_s
+        peak = step.flops / step.device_s / profile.peak_flops(cost.shape.dtype)
+        yield {
+            "figure": f"step of {what} at {size.context}, ms, share of bandwidth, of peak",
+            "measured": f"{1e3 * step.device_s:.3g}, {bandwidth:.0%}, {peak:.0%}",
+        }
 
 
 def attention(setting: Setting, share_s: float) -> Finding:

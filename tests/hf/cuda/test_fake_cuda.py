@@ -41,7 +41,7 @@ from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import install_experts
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.loading.prepare import prepare
-from vasuki.hf.profiler import first_measure
+from vasuki.hf.profiler import whole_steps
 from vasuki.hf.ragged_executor import LaunchedStep, RaggedExecutor, build_executor
 from vasuki.hf.recurrent import states
 from vasuki.hf.recurrent.states import StateCache
@@ -342,9 +342,9 @@ def test_a_first_measure_replays_what_a_run_replays(
 
     monkeypatch.setattr(ragged_executor, "RaggedExecutor", Timed)
     monkeypatch.setattr(torch.cuda, "Event", mock.Mock)
-    monkeypatch.setattr(first_measure, "available_bytes", lambda device: 2**30)
+    monkeypatch.setattr(whole_steps, "available_bytes", lambda device: 2**30)
     shape = dataclasses.replace(named_shape("llama-3-8b"), vocab_size=loaded.vocab_size, max_context_tokens=64)
-    first_measure.time_steps(loaded, CostModel(shape, find_profile("a10")), lambda slower: 60.0)
+    whole_steps.time_steps(loaded, CostModel(shape, find_profile("a10")), lambda slower: 60.0)
     [executor] = built
     assert executor.replayed_steps
 

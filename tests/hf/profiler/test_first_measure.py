@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from vasuki.base.config import ModelConfig
-from vasuki.engine.batch import Batch
 from vasuki.hf import ragged_executor
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import load_model
-from vasuki.hf.profiler import first_measure, in_step
-from vasuki.hf.profiler.first_measure import SIZES, StepSize, StepTimings, fitted, time_steps
+from vasuki.hf.profiler import whole_steps
+from vasuki.hf.profiler.fit import fitted
+from vasuki.hf.profiler.whole_steps import SIZES, StepSize, StepTimings, time_steps
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.here import cpu
 from vasuki.machines.here.cpu import typical_of
@@ -60,7 +60,7 @@ def test_a_few_sizes_will_do() -> None:
 def test_steps_are_measured_in_the_blocks_of_a_run(
     preferred: int | None, asked: Any, used: int, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(first_measure, "preferred_block_tokens", lambda *_: preferred)
+    monkeypatch.setattr(whole_steps, "preferred_block_tokens", lambda *_: preferred)
     built: list[int] = []
 
     class Watched(KVCache):
@@ -96,19 +96,16 @@ def test_a_machine_that_is_now_fast_now_slow_is_told() -> None:
     assert StepTimings(restless).spread > 0.5
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        pytest.param(first_measure._batch(StepSize(5, 0, 32), 50, 16), id="first measured"),
-        pytest.param(in_step._batch(5, 32, 0, 50), id="in step"),
-        pytest.param(in_step._batch(5, 32, 8, 50), id="beside a prompt"),
-    ],
-)
-def test_decodes_that_are_timed_are_of_outputs(batch: Batch) -> None:
+def test_decodes_that_are_timed_are_of_outputs() -> None:
     """As in a run: tokens of prompts and outputs pass kernels of their own."""
+    batch = whole_steps._batch(StepSize(5, 0, 32), 50, 16)
     assert len(batch.decodes) == 5
     for sequence, start in zip(batch.decodes, batch.starts, strict=True):
         assert sequence.num_tokens == 32
         assert sequence.num_computed_tokens == start == 31 == sequence.num_prompt_tokens
-    for chunk in batch.prefills:
-        assert chunk.end <= chunk.sequence.num_prompt_tokens
+
+
+def test_chunks_that_are_timed_are_of_prompts() -> None:
+    [chunk] = whole_steps._batch(StepSize(0, 8, 32), 50, 16).prefills
+    assert (chunk.start, chunk.end) == (24, 32)
+    assert chunk.end <= chunk.sequence.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""What recurrent layers cost: by groups of rows, and as measured."""
+"""What recurrent layers cost: by groups of rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 from hybrid import HYBRID
 
-from vasuki.machines.cost_model import CostModel, OperatorModel
-from vasuki.machines.cost_model.recurrent import RecurrentModel
+from vasuki.machines.cost_model import CostModel
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.measured_points import Measured, RecurrentPoint, RecurrentPoints
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 
@@ -54,24 +52,3 @@ def test_devices_share_the_work() -> None:
         work = one.work(tokens, tokens)
         alone, shared = (seconds(cost._layers.recurrent(work)) for cost in (one, two))
         assert 0.45 * alone < shared < 0.75 * alone
-
-
-def test_measured_layers_are_met() -> None:
-    assert HYBRID.recurrent is not None
-    points = [(1, 1, 700.0), (16, 1, 900.0), (64, 1, 1500.0), (1, 16, 800.0), (1, 512, 4000.0)]
-    measured = RecurrentPoints(
-        matrices=tuple((matrix.k, matrix.n) for matrix in HYBRID.recurrent.matrices),
-        state_size=HYBRID.recurrent.state_size,
-        row_bytes=HYBRID.state_bytes // HYBRID.recurrent.layers,
-        dtype="bfloat16",
-        points=tuple(RecurrentPoint(sequences=rows, tokens=tokens, us=us) for rows, tokens, us in points),
-    )
-    profile = CARD.model_copy(update={"measured": Measured(source="a test", recurrent=measured)})
-    layers = RecurrentModel(HYBRID, profile, Layout(), OperatorModel(profile, "bfloat16"))
-    for rows, tokens, us in points:
-        said_s = seconds(layers.step(COST.work([tokens] * rows, [tokens] * rows)))
-        assert said_s == pytest.approx(HYBRID.recurrent.layers * us * 1e-6)
-    both_s = seconds(layers.step(COST.work([1] * 16 + [512], [100] * 16 + [512])))
-    assert both_s == pytest.approx(HYBRID.recurrent.layers * (900.0 + 4000.0) * 1e-6)
-    in_float32 = RecurrentModel(HYBRID.with_dtype("float32"), profile, Layout(), OperatorModel(profile, "float32"))
-    assert in_float32._decode_ratio is None

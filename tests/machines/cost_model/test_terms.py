@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vasuki.machines.cost_model import TABLE, CostModel, StepTerms, StepWork, roofline
 from vasuki.machines.cost_model.terms import AttentionTerms
-from vasuki.machines.measured_points import InStep, Measured, RecurrentPoint, RecurrentPoints
+from vasuki.machines.measured_points import InStep, Measured
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
@@ -22,10 +22,6 @@ EXPERTS = replace(named_shape("mixtral-8x7b"), num_layers=3, num_expert_layers=3
 WINDOWS = replace(DENSE, sliding_window=200, num_windowed_layers=2)
 A10, CPU = find_profile("a10"), find_profile("cpu")
 IN_STEP = Measured(source="made up", in_step=InStep(tokens=(1, 30, 400, 9000), ratio=(1.3, 0.8, 1.1, 0.7)))
-DELTA = RecurrentPoints(
-    matrices=((4096, 12352), (4096, 4096)), state_size=524288, row_bytes=2_100_000, dtype="bfloat16",
-    points=tuple(RecurrentPoint(sequences=n, tokens=t, us=u) for n, t, u in ((1, 1, 800), (64, 1, 1500), (1, 64, 999))),
-)  # fmt: skip
 COSTS = {
     "dense": CostModel(DENSE, A10),
     "cpu": CostModel(DENSE, CPU),
@@ -34,9 +30,6 @@ COSTS = {
     "experts": CostModel(EXPERTS, A10),
     "windows": CostModel(WINDOWS, A10),
     "recurrent": CostModel(HYBRID, A10),
-    "recurrent, measured": CostModel(
-        HYBRID, A10.model_copy(update={"measured": Measured(source="made up", recurrent=DELTA)})
-    ),
     "weights on the host": CostModel(DENSE, A10, Layout(host_layers=1)),
     "tensor parallel": CostModel(DENSE, A10, Layout(2)),
     "padded": CostModel(replace(DENSE, backend="padded"), A10),

@@ -79,16 +79,6 @@ def device_name(device: torch.device) -> str:
     return describe(device).name
 
 
-def cache_bytes(device: torch.device) -> int:
-    """Size of the last cache before memory: data that is to be cold must be several times as large."""
-    if device.type == "cuda":
-        return int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0)) or 2**26
-    try:
-        return max(os.sysconf("SC_LEVEL3_CACHE_SIZE"), 2**20)
-    except (OSError, ValueError):
-        return 2**25
-
-
 def total_bytes(device: torch.device) -> int:
     """Memory of the device; for a CPU, of the machine or of the container, whichever is smaller."""
     return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else cpu.total_bytes()

@@ -1,12 +1,12 @@
 """Measures the machine at hand.
 
-first_measure      seconds of real steps of the model, before its first run
-build_profile      puts the measurements together as a HardwareProfile
-operator_times     matrix products, attention and elementwise operators, as the engine runs them
-recurrent_times    a layer that carries a state
-step_overheads     what whole steps take beyond their operators; in_step: what operators take there, over alone
+whole_steps        times steps of a model, by the executor of a run
+fit                the profile that meets them
+first_measure      both, for seconds, before a model's first run
+build_profile      both, for a minute, with copies and power: `vasuki profile`
+stand_in           a model with random weights, where there is none
 rows               those of the steps that are timed
-links              copies between host and device, and memory bandwidth
+links              copies between host and device
 timing             seconds of calls that a busy machine disturbs
 """
 

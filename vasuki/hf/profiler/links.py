@@ -1,4 +1,4 @@
-"""Copies between host and device by size, and the bandwidth of the device's memory.
+"""Copies between host and device by size, and what memory of the host costs that is used for the first time.
 
 Copies are issued as the engine issues them: of blocks that lie scattered, in one call where the driver has one, from
 and to pinned memory, one stream a direction on a GPU, one thread a direction on a CPU, where "host" and "device" are
@@ -7,6 +7,7 @@ two places of the same memory.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,14 +15,15 @@ from typing import Protocol
 
 import torch
 
-from vasuki.hf.device.device import cache_bytes
 from vasuki.hf.kv.block_copies import copy_of, runs_of
 from vasuki.hf.kv.kv_mover import CopyEngine, ThreadCopyEngine
-from vasuki.hf.profiler.timing import Effort, clock_for, cuda_event, measure, measure_timed
+from vasuki.hf.profiler.timing import Effort, cuda_event, measure_timed
 from vasuki.machines.link import Link, LinkPoint
 
 _RUN_BYTES = 2**23  # copied in a row for one timing
 _MOST_COPIES = 256
+_POOL_BYTES = 2**26  # of a layer, to see what first touches of its memory cost
+_TOUCHED_BYTES = 2**22
 _SATURATED_CHANGE = 0.05
 _OVERLAP = 1.2  # two directions at once must move this much more than one, to count as two copy engines
 
@@ -88,20 +90,28 @@ def saturation_bytes(sizes: Sequence[int], rates: Sequence[float]) -> int:
     return sizes[0]
 
 
-def memory_bytes_per_s(device: torch.device, effort: Effort) -> float:
-    """The better of a long read and a long copy, of several times what the last cache holds."""
-    num_bytes = max(effort.stream_bytes, 4 * cache_bytes(device))
-    source = torch.ones(num_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    read_s, copy_s = measure([source.sum, lambda: target.copy_(source)], clock_for(device), effort)
-    return max(num_bytes / read_s, 2 * num_bytes / copy_s)
-
-
 def pinning_s_per_gib(num_bytes: int = 2**28) -> float:
     """Pinning host memory, which the engine does once for each pool."""
     started_s = time.perf_counter()
     torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     return (time.perf_counter() - started_s) * 2**30 / num_bytes
+
+
+def first_touch_s_per_mib(effort: Effort) -> float:
+    """What a MiB of a CPU's KV pool costs at its first write beyond later ones: page faults."""
+
+    def fill_s(memory: torch.Tensor) -> float:
+        started_s = time.perf_counter()
+        memory.fill_(1)
+        return time.perf_counter() - started_s
+
+    def seconds() -> float:
+        # As large as pools are, which malloc takes from the system each time; a part of it is touched.
+        memory = torch.empty(_POOL_BYTES, dtype=torch.uint8)[:_TOUCHED_BYTES]
+        first_s, again_s = (fill_s(memory) for _ in range(2))
+        return max(0.0, first_s - again_s) / _TOUCHED_BYTES * 2**20
+
+    return measure_timed([seconds], effort, statistics.median)[0]
 
 
 def _rising(seconds: Sequence[float]) -> list[float]:

@@ -6,10 +6,9 @@ be compared take turns: a slow spell then hits all of them, and none alone.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,55 +27,15 @@ class Effort:
 
     group_s: float  # for a group of calls that take turns
     min_rounds: int  # of a group, whatever it takes
-    max_call_s: float  # calls that would take longer are left out
-    tokens: tuple[int, ...]  # rows of matrix products, rising
-    elementwise_tokens: tuple[int, ...]
-    decodes: tuple[tuple[int, int], ...]  # (sequences, context)
-    chunks: tuple[tuple[int, int, int], ...]  # (sequences, tokens, context)
-    recurrent: tuple[tuple[int, int], ...]  # (sequences, tokens of each): decodes and beginnings of prompts
     copy_bytes: tuple[int, ...]
-    stream_bytes: int  # read and copied to find the memory bandwidth
+    stream_bytes: int  # of each end of a copy
     load_s: float  # of full load, to read the power
-    decode_rows: tuple[int, ...]  # sequences in the steps that show overheads
-    steps: tuple[tuple[int, int], ...]  # (decodes, tokens of a chunk) of whole steps, with more and more tokens
-    max_step_s: float  # whole steps that would take longer are left out
+    steps_s: float  # for whole steps
 
 
-FULL = Effort(
-    group_s=4.0,
-    min_rounds=5,
-    max_call_s=0.6,
-    tokens=(1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096),
-    elementwise_tokens=(1, 8, 64, 256, 1024, 4096),
-    decodes=((1, 64), (1, 512), (4, 256), (16, 128), (4, 1024), (16, 512), (64, 256), (16, 2048), (64, 1024)),
-    chunks=(
-        *((1, n, n) for n in (8, 16, 32, 64, 128, 256, 512)),
-        *((1, 512, end) for end in (1024, 2048, 4096, 8192)),
-    ),
-    recurrent=(*((n, 1) for n in (1, 4, 16, 64)), *((1, n) for n in (16, 64, 128, 256, 512, 1024))),
-    copy_bytes=tuple(4096 * 4**i for i in range(9)),
-    stream_bytes=2**28,
-    load_s=2.0,
-    decode_rows=(2, 8, 32),
-    steps=((1, 0), (4, 0), (16, 0), (40, 0), (16, 112), (16, 240), (16, 496)),
-    max_step_s=3.0,
-)
-QUICK = Effort(
-    group_s=0.25,
-    min_rounds=2,
-    max_call_s=0.05,
-    tokens=(1, 8, 64, 256, 1024),
-    elementwise_tokens=(1, 64, 1024),
-    decodes=((1, 64), (8, 128), (16, 512)),
-    chunks=((1, 16, 16), (1, 64, 64), (1, 256, 256), (1, 256, 512)),
-    recurrent=((1, 1), (16, 1), (1, 16), (1, 256)),
-    copy_bytes=tuple(4096 * 4**i for i in range(6)),
-    stream_bytes=2**25,
-    load_s=0.3,
-    decode_rows=(2, 8),
-    steps=((2, 0), (16, 0), (8, 120)),
-    max_step_s=0.3,
-)
+FULL = Effort(4.0, 5, tuple(4096 * 4**i for i in range(9)), 2**28, 2.0, 60.0)
+QUICK = Effort(0.25, 2, tuple(4096 * 4**i for i in range(6)), 2**25, 0.3, 5.0)
+FIRST = replace(QUICK, group_s=0.05)
 
 
 class Clock(Protocol):
@@ -99,35 +58,6 @@ class HostClock:
         for _ in range(repeats):
             call()
         return (time.perf_counter() - started_s) / repeats
-
-
-class ColdClock:
-    """A clock for calls that come between others, as the operators of a step do.
-
-    A layer's weights pass through the core between two calls of the same operator and push its code and data out of the
-    small caches. An operator on 32 rows takes twice as long then as in a loop of its own.
-    """
-
-    most_repeats = 4
-    _PASS_BYTES = 2**22
-    _MEMORY_BYTES = 2**26
-
-    def __init__(self) -> None:
-        memory: Sequence[torch.Tensor] = torch.zeros(
-            self._MEMORY_BYTES // self._PASS_BYTES, self._PASS_BYTES // 4
-        ).unbind()
-        self._passing = itertools.cycle(memory)
-
-    def seconds(self, call: Call, repeats: int) -> float:
-        total_s = 0.0
-        if repeats > 1:
-            call()  # memory that another call gave back is taken again outside the timing
-        for _ in range(repeats):
-            next(self._passing).sum()
-            started_s = time.perf_counter()
-            call()
-            total_s += time.perf_counter() - started_s
-        return total_s / repeats
 
 
 class CudaClock:
@@ -166,8 +96,8 @@ def cuda_event() -> Any:
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock for operators on a device."""
-    return CudaClock() if device.type == "cuda" else ColdClock()
+    """The clock for calls on a device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
 
 
 def low_quantile(timings: Sequence[float]) -> float:
@@ -197,15 +127,6 @@ def measure_timed(
         for function, seconds in zip(timed, timings, strict=True):
             seconds.append(function())
     return list(map(typical, timings))
-
-
-def affordable(calls: Sequence[Call], clock: Clock, effort: Effort) -> list[Call]:
-    """The leading ones of calls that take longer and longer, up to the first that takes longer than one may."""
-    for index, call in enumerate(calls):
-        call()  # the first call of a kind also loads kernels and takes memory
-        if clock.seconds(call, 1) > effort.max_call_s:
-            return list(calls[: max(1, index)])
-    return list(calls)
 
 
 def _repeats(call: Call, clock: Clock) -> int:
