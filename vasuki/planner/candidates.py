@@ -56,6 +56,12 @@ class Problem:
     def work(self) -> MeanRow:
         return MeanRow.of(self.lengths)
 
+    @property
+    def arrivals_are_unknown(self) -> bool:
+        """Whether rows that are yet to come stand for a stream: all of them at once, which nobody expects."""
+        arrived_at_s = self.lengths.arrived_at_s
+        return arrived_at_s is not None and not arrived_at_s.any()
+
     @cached_property
     def policy(self) -> Policy:
         """The job's policy, but that rows with a state of their own share nothing."""

@@ -68,7 +68,8 @@ class Lengths:
     Args:
         prompt_tokens: `[rows]`, each at least 1.
         output_tokens: `[rows]`, each at least 1: recorded, or what a plan expects.
-        arrived_at_s: `[rows]`, never falling; None if all rows are there from the start.
+        arrived_at_s: `[rows]`, never falling; None if all rows are there from the start; all zero for rows that stand
+            for others, of which nobody knows when they come.
         max_tokens: `[rows]` what each output may have at most; None where nothing is known but the longest of them.
         prefixes: what rows begin with that others begin with too; None where prompts are not known.
         priority: `[rows]` the highest goes first; None where all are equal.

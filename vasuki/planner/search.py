@@ -57,7 +57,8 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     the host.
 
     There is nothing to search for in large jobs, of which a sample tells less than arithmetic, where rows may be
-    urgent, where another policy than vasuki's says what is done, nor where rows are computed one by one.
+    urgent or nobody knows when they arrive, where another policy than vasuki's says what is done, nor where rows are
+    computed one by one.
 
     Args:
         problem: the job.
@@ -70,7 +71,7 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
     whole = best.simulated_requests == len(problem.lengths)
     if not whole or not problem.policy.ordered or problem.shape.backend not in ("ragged", "padded"):
         return best
-    if problem.may_be_urgent:
+    if problem.may_be_urgent or problem.arrivals_are_unknown:
         return best
     search = _BestFirst(problem, candidates, least_s, best)
     starts = [best]
