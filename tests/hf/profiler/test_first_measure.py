@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,33 @@ def test_steps_of_other_sizes_are_foreseen(matmul: float, kv_read: float) -> Non
     for size in (*SIZES, *OTHERS):
         seen_s, true_s = found.step_time_s(size.work(found)), true.step_time_s(size.work(true))
         assert seen_s == pytest.approx(true_s, rel=0.12), size
+
+
+@pytest.mark.parametrize("launch_us", [10.0, 44.0])
+def test_a_card_s_launches_are_no_longer_than_the_steps_that_were_launched(launch_us: float) -> None:
+    """They decide which steps with prompts are recorded, in the run that was measured for, too."""
+    h100 = find_profile("h100")
+
+    def with_launches(us: float) -> CostModel:
+        overheads = h100.overheads.model_copy(update={"launch_us": us})
+        return CostModel(SHAPE.with_dtype("bfloat16"), h100.model_copy(update={"overheads": overheads}))
+
+    true, known = with_launches(launch_us), with_launches(100.0)
+    sizes = (*SIZES, StepSize(0, 4096, 4096))  # only the last one is launched, whatever launches take
+    timings = StepTimings({size: [true.step_time_s(size.work(true))] for size in sizes})
+    found = CostModel(true.shape, fitted(timings, true.shape, known.profile))
+    assert found.most_recorded_tokens == known.most_recorded_tokens  # the last step says no more
+    for size in sizes:
+        step_s = found.step_time_s(size.work(found)) - found.profile.overheads.step_us * 1e-6
+        assert step_s == pytest.approx(timings.typical_s(size), rel=0.1)
+    eager = StepTimings({size: [true.step_time_s(size.work(true)) / 2] for size in SIZES})
+    shape = replace(true.shape, compiles=False)
+    launched = fitted(eager, shape, known.profile).overheads
+    fastest_s = min(map(eager.typical_s, SIZES))
+    assert launched.launch_us < 100.0
+    assert (
+        CostModel(shape, known.profile).launches_s(SIZES[0].work(true)) * launched.launch_us / 100 <= fastest_s * 1.001
+    )
 
 
 def test_a_few_sizes_will_do() -> None:

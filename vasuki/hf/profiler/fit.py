@@ -52,17 +52,18 @@ def fitted(timings: StepTimings, shape: ModelShape, base: HardwareProfile, sprea
 
 def _paced(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> HardwareProfile:
     """Give a CPU the rates that the longest chunk and the shortest step show, so that ratios are near 1 everywhere and
-    hold beyond the sizes measured."""
+    hold beyond the sizes measured. A card keeps its own."""
+    on_gpu = base.kind == "gpu"
     overheads = base.overheads.model_copy(
         update={
             "step_us": _STEP_US * timings.stretch,
-            "launch_us": 0,
+            "launch_us": _launch_us(timings, shape, base) if on_gpu else 0,
             "kernel_us": 0.1,
             "source": "steps were measured as a whole",
         }
     )
     base = base.model_copy(update={"overheads": overheads, "rates_measured_on": datetime.date.today().isoformat()})
-    if base.kind == "gpu":
+    if on_gpu:
         return base
     by_tokens = sorted(timings.seconds, key=lambda size: size.tokens)
     longest, shortest = by_tokens[-1], by_tokens[0]
@@ -80,6 +81,16 @@ def _paced(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> Ha
             "tile_rows": 1,
         }
     )
+
+
+def _launch_us(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> float:
+    """Host time of a launch: what is known of the card's hosts, unless a step that was launched took less.
+
+    Steps that are replayed do not tell. It decides which ones are worth recording."""
+    cost_model = CostModel(shape, base)
+    launches_s = {size: cost_model.launches_s(size.work(cost_model)) for size in timings.seconds}
+    shares = [timings.typical_s(size) / seconds for size, seconds in launches_s.items() if seconds]
+    return base.overheads.launch_us * min([1.0, *shares])
 
 
 def _attention_points(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> Iterator[AttentionPoint]:
@@ -117,10 +128,10 @@ def _attention_ratio(
 
 
 def _ratios(timings: StepTimings, shape: ModelShape, profile: HardwareProfile) -> InStep:
-    """Steps over what the cost model says of them, by tokens. Of sizes with as many tokens, the shortest context."""
+    """Steps over what the cost model says of the device, behind which launches hide, by tokens. Of sizes with as many
+    tokens, the shortest context."""
     cost_model, ratios = CostModel(shape, profile), {}
     for size in sorted(timings.seconds, key=lambda size: (size.tokens, -size.kv_tokens)):
-        cost = cost_model.step(size.work(cost_model))
-        others_s = cost.total_s - cost.device_s - profile.overheads.step_us * 1e-6  # between the steps
-        ratios[size.tokens] = float(f"{max(1e-3, (timings.typical_s(size) - others_s) / cost.device_s):.4g}")
+        device_s = cost_model.step(size.work(cost_model)).device_s
+        ratios[size.tokens] = float(f"{max(1e-3, timings.typical_s(size) / device_s):.4g}")
     return InStep(tokens=tuple(ratios), ratio=tuple(ratios.values()))

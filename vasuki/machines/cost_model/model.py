@@ -125,6 +125,10 @@ class CostModel:
         """Extra seconds for writing memory for the first time, for the KV of `kv_tokens`."""
         return kv_tokens * self.shape.kv_bytes_per_token / 2**20 * self.profile.overheads.first_touch_us_per_mib * 1e-6
 
+    def launches_s(self, work: StepWork) -> float:
+        """Host time of launching a step's kernels one by one; 0 where it is replayed."""
+        return self._whole_times.launched(work) * self._whole.launches_s(self.shape, self.profile)
+
     @property
     def records_decodes(self) -> bool:
         """Whether steps of decodes are replayed, unless layers are streamed."""
