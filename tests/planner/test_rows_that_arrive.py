@@ -59,5 +59,5 @@ def test_rows_of_which_nobody_knows_when_they_come_are_not_searched_over() -> No
     assert "found by simulation" not in plan.mixing
     assert not plan.settings.policy.as_they_come
     assert plan.settings.policy.admission is Admission.ROOM
-    known = replace(unknown, arrived_at_s=0.001 * np.arange(len(unknown)))
+    known = replace(unknown, arrived_at_s=np.arange(len(unknown), dtype=np.float64) / 1000)
     assert "found by simulation" in make_plan(known, LLAMA, a40).mixing
