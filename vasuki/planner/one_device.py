@@ -113,7 +113,7 @@ def make_plan(
         beside_weights_bytes,
     )
     schedule_bound_s = any_schedule.least_of_lengths_s(problem.lengths)
-    chosen = searched(problem, predictions, candidates, schedule_bound_s)
+    chosen = searched(problem, base, predictions, candidates, schedule_bound_s)
     others = [each.candidate for each in predictions if each is not base and not problem.asks_for_offload]
     chosen = with_best_order(problem, chosen, others)
     candidate, job = chosen.candidate, problem.lengths

@@ -52,7 +52,9 @@ REACH = 0.05  # a way that is longer than the best by more leads to nothing bett
 Switch = Callable[[Problem, Prediction, list[Candidate]], Iterator[Candidate]]
 
 
-def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Candidate], least_s: float) -> Prediction:
+def searched(
+    problem: Problem, base: Prediction, shortlist: list[Prediction], candidates: list[Candidate], least_s: float
+) -> Prediction:
     """The best way found from the best of the shortlist on, in planned order and as rows come, with what it moves to
     the host.
 
@@ -62,11 +64,11 @@ def searched(problem: Problem, shortlist: list[Prediction], candidates: list[Can
 
     Args:
         problem: the job.
+        base: the best way of the shortlist, in planned order.
         shortlist: the best of the candidates, where nothing moves.
         candidates: all ways to mix and to size steps.
         least_s: seconds that no schedule beats.
     """
-    base = preferred(problem, shortlist)
     best = choose_offload(problem, base)
     whole = best.simulated_requests == len(problem.lengths)
     if not whole or not problem.policy.ordered or problem.shape.backend not in ("ragged", "padded"):
