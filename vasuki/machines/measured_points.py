@@ -128,6 +128,9 @@ class Measured(ProfileSection):
 
     source: str
     """Date, device, driver, script; or whose public measurements."""
+    model: str = ""
+    """Sizes of the model whose steps were measured, which runs of other models don't go by. Empty where operators were
+    measured, which all models have."""
     rates: Rates | None = None
     """Of the profile that the times were measured for. One with other rates keeps the shares of them that operators
     reached, not the times. Not given: the profile's own, whatever they are."""

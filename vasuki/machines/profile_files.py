@@ -65,12 +65,14 @@ def profile_for_device(device_name: str) -> HardwareProfile | None:
     return None
 
 
-def profile_measured_here(device_name: str) -> tuple[HardwareProfile, float] | None:
-    """What `vasuki profile` left in the user's folders for this driver-reported name, and how many seconds ago."""
+def profile_measured_here(device_name: str, model: str) -> tuple[HardwareProfile, float] | None:
+    """What `vasuki profile` left in the user's folders for this driver-reported name, and how many seconds ago: with
+    steps of a model of these sizes, or with operators."""
     for folder in _user_folders():
         for file in sorted(folder.glob("*.yaml")):
             profile = load_profile(file)
-            if device_name in profile.device_names and profile.measured is not None:
+            measured = profile.measured
+            if device_name in profile.device_names and measured is not None and measured.model in ("", model):
                 return profile, max(0.0, time.time() - file.stat().st_mtime)
     return None
 

@@ -28,6 +28,8 @@ from vasuki.hf.profiler.whole_steps import SIZES as STEP_SIZES
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.gpus import profile_of_gpu
 from vasuki.machines.here.cpu import without_noise
+from vasuki.machines.here.device import local_device
+from vasuki.machines.here.measured import cache_key, measured_before
 from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile, load_profile, profile_for_device, user_profile_path
@@ -142,6 +144,27 @@ def test_a_folder_s_own_model_is_measured(tiny_model: Path, monkeypatch: pytest.
     assert profile.measured is not None
     assert f"steps of {tiny_model.name}" in profile.measured.source
     assert profile.measured.attention[0].heads == shape.num_heads
+
+
+def test_a_run_goes_by_the_profile_of_its_own_model(
+    profile: HardwareProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What steps of a small model reach tells little of a large one's; operators are any model's."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_profile(profile, user_profile_path(profile.name))
+    other = replace(TINY, hidden_size=128)
+
+    def found(shape: ModelShape) -> HardwareProfile | None:
+        machine = measured_before(local_device("cpu").names, cache_key(shape))
+        return machine.profile if machine else None
+
+    assert found(TINY) == profile
+    assert found(other) is None
+    assert profile.measured is not None
+    of_any = profile.model_copy(update={"measured": profile.measured.model_copy(update={"model": ""})})
+    write_profile(of_any, user_profile_path(profile.name))
+    assert found(other) == of_any
 
 
 def test_the_table_is_narrow_and_complete(profile: HardwareProfile) -> None:

@@ -30,9 +30,10 @@ from vasuki.hf.profiler.timing import FULL, QUICK, Effort, clock_for
 from vasuki.hf.profiler.whole_steps import MORE_SIZES, SIZES
 from vasuki.machines.gpus import known_profile
 from vasuki.machines.here.device import LocalDevice
-from vasuki.machines.here.measured import datasheet
+from vasuki.machines.here.measured import datasheet, sizes_of
 from vasuki.machines.here.stolen_time import NOISE, StolenTime
 from vasuki.machines.profile import HardwareProfile, Overheads, Power
+from vasuki.models.config_json import shape_from_config
 from vasuki.models.shape import ModelShape
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,9 @@ def profile_machine(
         stages.begin("measuring power")
         idle_w, loaded_w, limit_w = _power(where, effort)
         stages.begin("making a model" if folder is None else "loading the model")
-        loaded, shape = _model(where, model, folder)
+        configured = shape_from_config(folder) if folder else model or usual_shape(where)
+        loaded = _model(where, configured, folder)
+        shape = loaded.shape_in_use(configured.name, "auto")
         stages.begin("measuring whole steps")
         machine = describe(where)
         base = _known(machine, where)
@@ -87,7 +90,7 @@ def profile_machine(
         update={
             "name": name or base.name,
             "memory_mib": machine.memory_bytes // 2**20,
-            "measured": profile.measured.model_copy(update={"source": source}),
+            "measured": profile.measured.model_copy(update={"source": source, "model": sizes_of(configured)}),
             "overheads": overheads,
             "link": link,
             "power": Power(idle_w=_digits(idle_w or base.power.idle_w), peak_w=_digits(limit_w or base.power.peak_w)),
@@ -129,16 +132,12 @@ def _known(machine: Machine, device: torch.device) -> HardwareProfile:
     return base.model_copy(update={"name": machine.slug, "title": title, "device_names": names})
 
 
-def _model(device: torch.device, shape: ModelShape | None, folder: Path | None) -> tuple[LoadedModel, ModelShape]:
-    """The model to measure with, and its shape in the types that it runs in."""
+def _model(device: torch.device, shape: ModelShape, folder: Path | None) -> LoadedModel:
     if folder is not None:
-        loaded, name = load_model(ModelConfig(path=str(folder)), device.type), folder.resolve().name
-    else:
-        shape = shape or usual_shape(device)
-        kernels = load_cpu_kernels() if device.type == "cpu" else None
-        dtype = resolve_dtype("auto", getattr(torch, shape.dtype, torch.bfloat16), device, kernels)
-        loaded, name = stand_in(shape, dtype, device), shape.name
-    return loaded, loaded.shape_in_use(name, "auto")
+        return load_model(ModelConfig(path=str(folder)), device.type)
+    kernels = load_cpu_kernels() if device.type == "cpu" else None
+    dtype = resolve_dtype("auto", getattr(torch, shape.dtype, torch.bfloat16), device, kernels)
+    return stand_in(shape, dtype, device)
 
 
 def _overheads(found: Overheads, device: torch.device, effort: Effort, source: str) -> Overheads:

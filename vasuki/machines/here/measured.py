@@ -1,9 +1,9 @@
 """How fast this machine is: the user's own profile, what an earlier run measured, or a datasheet.
 
-    `vasuki profile` has measured this machine      that one
-    a run has measured it with this model           from the cache
-    there is time, and VASUKI_MEASURE is not off    measured now by steps of the model, and kept
-    else                                            what is known of such machines
+    `vasuki profile` has measured it with this model      that one
+    a run has measured it with this model                 from the cache
+    there is time, and VASUKI_MEASURE is not off          measured now by steps of the model, and kept
+    else                                                  what is known of such machines
 
 A run looks back when it is over: a profile that its steps contradict is not used again. What runs measure is kept in
 the user's cache, a file for each machine, set-up and model:
@@ -41,7 +41,7 @@ from vasuki.machines.here.pressure import BUSY, cpu_pressure
 from vasuki.machines.here.stolen_time import NOISE
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import profile_measured_here
-from vasuki.models.shape import Matrix, ModelShape
+from vasuki.models.shape import ModelShape
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +98,9 @@ def datasheet(device: LocalDevice) -> HardwareProfile:
 
 
 def measured_before(device_names: Iterable[str], key: Mapping[str, str]) -> MachineProfile | None:
-    """What `vasuki profile` or an earlier run has measured on this machine."""
+    """What `vasuki profile` or an earlier run has measured on this machine, of this model or of any."""
     for name in device_names:
-        if found := profile_measured_here(name):
+        if found := profile_measured_here(name, key["model"]):
             return MachineProfile(found[0], f"measured {_ago(found[1])}")
     return read_cached(key)
 
@@ -158,15 +158,21 @@ def cache_key(shape: ModelShape, device: str = "", compiles: bool = True) -> dic
         "rows": shape.backend,
         "torch": importlib.metadata.version("torch"),
         "vasuki": VERSION,
-        "model": " ".join(f"{matrix.k}x{matrix.n}x{matrix.copies}" for matrix in _matrices(shape))
-        + f" {shape.num_layers} layers, vocabulary {shape.vocab_size}, {shape.dtype}, "
-        f"KV {shape.kv_dtype or shape.dtype}",
+        "model": sizes_of(shape),
     }
 
 
-def _matrices(shape: ModelShape) -> list[Matrix]:
+def sizes_of(shape: ModelShape) -> str:
+    """What a measurement depends on of a model, as its configuration has it."""
     recurrent = shape.recurrent.matrices if shape.recurrent else ()
-    return [*shape.dense_matrices, *shape.expert_matrices, *recurrent]
+    matrices = (*shape.dense_matrices, *shape.expert_matrices, *recurrent)
+    return " ".join(
+        [
+            *(f"{matrix.k}x{matrix.n}x{matrix.copies}" for matrix in matrices),
+            f"{shape.num_layers} layers, vocabulary {shape.vocab_size}, {shape.dtype}, "
+            f"KV {shape.kv_dtype or shape.dtype}",
+        ]
+    )
 
 
 def read_cached(key: Mapping[str, str]) -> MachineProfile | None:
