@@ -1,4 +1,4 @@
-"""The figures of a comparison and of a history. What was binned shows the mean as a line and the maximum as a shade."""
+"""The figures of a comparison. What was binned shows the mean as a line and the maximum as a shade."""
 
 from __future__ import annotations
 
