@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Mapping
@@ -41,11 +40,6 @@ class FusedRecurrence:
         layer = cache.layers[self._module.layer_idx]
         before = layer.recurrent_states[0] if layer.has_previous_state[0] else None
         return {**self._functions, _FORGETS: functools.partial(self._functions[_FORGETS], initial_state=before)}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FusedRecurrence:
-        return FusedRecurrence(
-            copy.deepcopy(self._module, memo), copy.deepcopy(self.__wrapped__, memo), self._functions
-        )
 
 
 def fuse_recurrences(model: torch.nn.Module, kernels: Recurrences) -> None:

@@ -30,15 +30,6 @@ def wrap_layers(model: Any) -> RecurrentLayers:
         raise Unsupported(f"its layers keep their state in a way of their own ({one_line(error)})") from error
 
 
-@torch.inference_mode()
-def wrap_alone(module: Any, config: Any, tokens: torch.Tensor) -> RecurrentLayer:
-    """Wrap one recurrent layer of a model with that config, tried with `[1, tokens, hidden_size]`."""
-    cache = _ObservedCache(config)
-    with _noting(cache, [module]):
-        module(tokens, **{cache_name(module.forward): cache})
-    return RecurrentLayer(*next(iter(_seen(cache))))
-
-
 def _observed(model: Any) -> list[_Seen]:
     """The modules that keep a state, seen by running the model on a few tokens."""
     cache = _ObservedCache(model.config)
