@@ -12,7 +12,6 @@ pace of its own steps. With --write the figures of a trace, load and window are 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import time
@@ -24,6 +23,7 @@ import numpy as np
 import reproduce_arrivals
 import torch
 import write_page
+from on_cpu import arguments, tell
 from reproduce_arrivals import BEST_FIXED, FIXED, LOADS, SYSTEMS, TRACES, at_times
 from reproduce_table import Options, Table
 
@@ -292,9 +292,8 @@ def compare(placement: Placement, loaded: LoadedModel, rows: Lengths, shrink: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, data=True)
     parser.add_argument("model")
-    parser.add_argument("--data", type=Path, required=True, help="folder with the traces")
     parser.add_argument("--trace", choices=TRACES, action="append", help="repeatable; all if not given")
     parser.add_argument("--load", type=float, action="append", help="repeatable; 0.5, 1 and 1.5 if not given")
     parser.add_argument(
@@ -302,7 +301,6 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--shrink", type=int, default=SHRINK)
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = job(options.model)
@@ -313,10 +311,9 @@ def main() -> None:
         for load in options.load or LOADS:
             where = {"trace": trace, "load": load, "window": number}
             table = compare(placement, loaded, rows, options.shrink, load, where)
-            print(f"{table.markdown()}\n\nload average of the machine: {os.getloadavg()[0]:.1f}\n", flush=True)
-            if options.write:
-                others = [row for row in write_page.read()[CLAIM] if any(row[name] != where[name] for name in where)]
-                write_page.update({CLAIM: others + table.figures})
+            others = [row for row in write_page.read()[CLAIM] if any(row[name] != where[name] for name in where)]
+            tell([table], {CLAIM: others + table.figures}, options.write)
+            print(f"load average of the machine: {os.getloadavg()[0]:.1f}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,26 +9,19 @@ tokens of all systems are compared.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import torch
-import write_page
+from on_cpu import arguments, small_llama, tell
 from reproduce_baton import BATON, HOLES, METHODS, PAPER_1, PAPER_2, STATIC, Method, OverTime, mixed, requests_of, short
 from reproduce_table import Table
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vasuki.base.config import ModelConfig
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Sequence
-from vasuki.hf.loading.load_model import load_model
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.padded.forward import Padded
 from vasuki.hf.ragged_executor import build_executor
@@ -36,15 +29,6 @@ from vasuki.models.shape import Backend
 from vasuki.planner.lengths import Lengths
 
 QUERIES, SHRUNK_MIX, SHRUNK_SHORT = 16, 52, 8
-TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "dates"
-SIZES = dict(
-    vocab_size=768,
-    hidden_size=256,
-    intermediate_size=688,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    max_position_embeddings=1024,
-)
 
 
 @dataclass(slots=True)
@@ -136,27 +120,11 @@ def tables(models: dict[Backend, LoadedModel], rounds: int) -> list[Table]:
     return [times, over_time, slots]
 
 
-def load() -> dict[Backend, LoadedModel]:
-    """The model for both backends."""
-    torch.manual_seed(0)
-    torch.set_num_threads(1)  # other programs disturb one thread less than several that wait for each other
-    with tempfile.TemporaryDirectory() as folder:
-        LlamaForCausalLM(LlamaConfig(**SIZES, initializer_range=0.1)).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(TOKENIZER).save_pretrained(folder)
-        model = ModelConfig(path=folder)
-        return {"ragged": load_model(model, "cpu"), "padded": load_model(model, "cpu", backend="padded")}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each system, by turns")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
-    options = parser.parse_args()
-    found = tables(load(), options.rounds)
-    print("\n\n".join(table.markdown() for table in found))
-    if options.write:
-        names = ("baton-on-cpu", "baton-on-cpu-time", "baton-on-cpu-short")
-        write_page.update({name: table.figures for name, table in zip(names, found, strict=True)})
+    options = arguments(__doc__, rounds=True).parse_args()
+    found = tables(small_llama(), options.rounds)
+    names = ("baton-on-cpu", "baton-on-cpu-time", "baton-on-cpu-short")
+    tell(found, {name: table.figures for name, table in zip(names, found, strict=True)}, options.write)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ is linear in bytes between two of them.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import numpy as np
 import torch
-import write_page
+from on_cpu import arguments, tell
 from sklearn.ensemble import RandomForestRegressor
 
 from vasuki.hf.kv.kv_mover import ThreadCopyEngine
@@ -79,13 +78,10 @@ def measured() -> list[dict[str, float | str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     found = measured()
     print(found)
-    if options.write:
-        write_page.update({"forest-on-cpu": found})
+    tell([], {"forest-on-cpu": found}, options.write)
 
 
 if __name__ == "__main__":

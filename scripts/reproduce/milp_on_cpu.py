@@ -8,11 +8,10 @@ than some hundred steps. A thousand-token output would have a thousand steps, an
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import numpy as np
-import write_page
+from on_cpu import arguments, tell
 
 from vasuki_solvers import Instance
 from vasuki_solvers.milp import milp_schedule
@@ -37,13 +36,11 @@ def measured(limit_s: float) -> list[dict[str, float | int | str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--limit-s", type=float, default=20.0, help="seconds for each number of prompts")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
     options = parser.parse_args()
     found = measured(options.limit_s)
-    if options.write:
-        write_page.update({"milp-on-cpu": found})
+    tell([], {"milp-on-cpu": found}, options.write)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ All ways have to give the same tokens.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -24,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import write_page
-from baton_on_cpu import load
+from on_cpu import arguments, small_llama, tell
 from reproduce_prepacking import TRACE
 from reproduce_table import Figures, Table
 
@@ -238,17 +236,10 @@ def merged(figures: Iterable[Figures]) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the traces")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each way, by turns")
-    parser.add_argument("--write", action="store_true", help="write the figures to docs/, and its page")
-    options = parser.parse_args()
-    found = tables(load(), options.data, options.rounds)
-    print("\n\n".join(table.markdown() for table in found))
-    if options.write:
-        write_page.update(
-            {"prepacking-on-cpu": list(map(merged, zip(*(table.figures for table in found), strict=True)))}
-        )
+    options = arguments(__doc__, data=True, rounds=True).parse_args()
+    found = tables(small_llama(), options.data, options.rounds)
+    figures = list(map(merged, zip(*(table.figures for table in found), strict=True)))
+    tell(found, {"prepacking-on-cpu": figures}, options.write)
 
 
 if __name__ == "__main__":
