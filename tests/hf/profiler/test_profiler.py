@@ -203,6 +203,15 @@ def test_names_that_could_not_be_found_are_refused(name: str) -> None:
         profile_machine("cpu", TINY, name=name, quick=True)
 
 
+def test_steps_that_find_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(build_profile, "measure_first", fails)
+    with pytest.raises(ModelError, match=r"^tiny: its steps could not be measured: CUDA out of memory"):
+        profile_machine("cpu", TINY, quick=True)
+
+
 def test_the_file_is_called_like_the_profile(profile: HardwareProfile, tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="must be written to a file called"):
         write_profile(profile, tmp_path / "other.yaml")

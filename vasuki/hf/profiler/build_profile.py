@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from vasuki.base.config import ModelConfig
-from vasuki.base.errors import ProfileError
+from vasuki.base.errors import ModelError, ProfileError, one_line
 from vasuki.base.units import percent_text
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
 from vasuki.hf.device.device import Machine, board_of, describe
@@ -61,7 +61,7 @@ def profile_machine(
         folder: of a model to load and to measure with instead.
 
     Raises:
-        ModelError: CUDA is wanted and absent, the model cannot be read, or there is no memory for it.
+        ModelError: CUDA is wanted and absent, the model cannot be read, or its steps don't run or find no memory.
         ProfileError: the name is none that `find_profile` would find.
     """
     if name is not None and not _NAME.fullmatch(name):
@@ -79,7 +79,10 @@ def profile_machine(
         machine = describe(where)
         base = _known(machine, where)
         sizes = SIZES if quick else MORE_SIZES
-        profile = measure_first(loaded, shape, base, lambda slower: effort.steps_s, sizes=sizes)
+        try:
+            profile = measure_first(loaded, shape, base, lambda slower: effort.steps_s, sizes=sizes)
+        except (RuntimeError, MemoryError) as error:  # what torch raises, also for memory that ran out
+            raise ModelError(f"{configured.name}: its steps could not be measured: {one_line(error)}") from error
         del loaded
         stages.begin("measuring copies between host and device")
         assert profile.measured is not None
