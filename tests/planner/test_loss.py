@@ -255,8 +255,8 @@ def test_the_last_token_of_a_prompt_may_come_as_a_decode() -> None:
 def test_a_bound_out_of_reach_is_missed_by_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     """Streaming would be faster, with more rows side by side, and so would lose more."""
 
-    def unsearched(problem: Problem, shortlist: list[Prediction], *_: object) -> Prediction:
-        return choice.choose_offload(problem, preferred(problem, shortlist))
+    def unsearched(problem: Problem, base: Prediction, *_: object) -> Prediction:
+        return choice.choose_offload(problem, base)
 
     monkeypatch.setattr(one_device, "searched", unsearched)
     lengths, kv = lengths_of(30, 800, 120), KVConfig(device_memory=2**30)

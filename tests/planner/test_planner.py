@@ -17,7 +17,7 @@ from vasuki.models.named import named_shape
 from vasuki.planner import make_plan, one_device, whole_job
 from vasuki.planner.lengths import Lengths, SharedPrefixes
 from vasuki.planner.plan import Plan
-from vasuki.planner.prediction import preferred, sample_rows
+from vasuki.planner.prediction import sample_rows
 from vasuki.planner.simulated import simulate_plan
 from vasuki.planner.steady_state import MeanRow, steady_state
 
@@ -462,7 +462,7 @@ def test_no_more_rows_run_than_end_with_the_longest() -> None:
 
 def test_fewer_rows_run_only_where_that_saves_more_than_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, card = Lengths(np.full(64, 100), np.array([400] * 8 + [250] * 56), known=True), find_profile("cpu")
-    monkeypatch.setattr(one_device, "searched", lambda problem, shortlist, *_: preferred(problem, shortlist))
+    monkeypatch.setattr(one_device, "searched", lambda problem, base, *_: base)
     plan = make_plan(lengths, SMALL, card)
     monkeypatch.setattr(one_device, "NOISE", 0.0)
     fewer = make_plan(lengths, SMALL, card)
