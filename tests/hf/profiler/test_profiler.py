@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from vasuki.base.errors import ModelError, ProfileError
 from vasuki.commands.cli import main
 from vasuki.hf.cpu.cpu_kernels import load_cpu_kernels
-from vasuki.hf.cpu.packed_linear import PackedLinear
+from vasuki.hf.cpu.packed_linear import Format, PackedLinear
 from vasuki.hf.device.device import Machine, describe, device_name
 from vasuki.hf.profiler import build_profile, profile_machine
 from vasuki.hf.profiler import stand_in as stand_ins
@@ -345,6 +345,14 @@ def test_stand_ins_have_the_shape(family: str, dtype: torch.dtype) -> None:
     assert served.max_context_tokens == shape.max_context_tokens
     if family != "experts":
         assert any(isinstance(module, PackedLinear) for module in loaded.model.modules()) == bool(load_cpu_kernels())
+
+
+def test_weights_of_a_stand_in_are_packed_as_narrow_as_the_shape_was_saved() -> None:
+    """As those of a bfloat16 model are where a processor computes it in float32."""
+    for saved, width in (("bfloat16", Format.NARROW), ("float32", Format.WIDE)):
+        loaded = stand_in(TINY.with_dtype(saved), torch.float32, CPU)
+        assert loaded.dtype is torch.float32
+        assert {each.format for each in loaded.model.modules() if isinstance(each, PackedLinear)} <= {width}
 
 
 def test_a_model_that_does_not_fit_is_measured_with_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,9 @@ def stand_in(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Loa
     experts or without gates.
 
     Args:
-        shape: whose sizes it has. Of attention it has the plain kind: not windowed, gated or latent.
-        dtype: that it computes in, and was saved in.
+        shape: whose sizes it has, and the type that it was saved in: packed weights stay as narrow as that. Of
+            attention it has the plain kind: not windowed, gated or latent.
+        dtype: that it computes in.
         device: that computes.
 
     Raises:
@@ -53,9 +54,10 @@ def stand_in(shape: ModelShape, dtype: torch.dtype, device: torch.device) -> Loa
     layers = min(shape.num_layers, int(room / max(1, shape.layer_parameters // shape.num_layers * dtype.itemsize)))
     if layers < 1:
         raise ModelError(f"{shape.name}: there is no memory for one of its layers; measure with a smaller model")
+    saved = getattr(torch, shape.dtype, torch.bfloat16)
     with device:
-        model = AutoModelForCausalLM.from_config(_config(shape, layers), dtype=dtype, attn_implementation=NAME)
-    model = model.eval()
+        model = AutoModelForCausalLM.from_config(_config(shape, layers), dtype=saved, attn_implementation=NAME)
+    model = model.eval() if dtype is saved else model.eval().to(dtype)
     if device.type == "cpu" and (kernels := load_cpu_kernels()):
         kernels.install(model)
     if device.type == "cuda":
