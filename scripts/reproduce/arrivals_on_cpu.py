@@ -15,9 +15,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import reproduce_arrivals
@@ -25,7 +25,7 @@ import torch
 import write_page
 from on_cpu import arguments, tell
 from reproduce_arrivals import BEST_FIXED, FIXED, LOADS, SYSTEMS, TRACES, at_times
-from reproduce_table import Options, Table
+from reproduce_table import Figures, Options
 
 from vasuki.arrivals import ArrivalAdmission, ArrivingRows, Percentiles, WaitingTimes, admission_for
 from vasuki.arrivals.admission import Pack
@@ -233,8 +233,8 @@ def window(data: Path, trace: str, number: int, rows: int, shrink: int) -> Lengt
     return Lengths(prompts, outputs, found.arrived_at_s[:rows] - found.arrived_at_s[0], outputs)
 
 
-def compare(placement: Placement, loaded: LoadedModel, rows: Lengths, shrink: int, load: float, more: Any) -> Table:
-    """Run all systems on the same arrivals."""
+def compare(placement: Placement, loaded: LoadedModel, rows: Lengths, shrink: int, where: Figures) -> Iterator[Figures]:
+    """Run all systems on the same arrivals, at the load that `where` says."""
     systems = {name: prepared(name, placement, rows, 20_000 // shrink) for name in (*COMPARED, *FIXED_ROWS)}
     plan = systems["continuous"].plan
     cost_model = CostModel(placement.shape, placement.profile, plan.layout)
@@ -242,22 +242,7 @@ def compare(placement: Placement, loaded: LoadedModel, rows: Lengths, shrink: in
     at_once = at_times(rows, 0 * rows.arrived_at_s)
     for _ in range(2):  # the first is slower
         pace = measured(systems["continuous"], loaded, cost_model, at_once).pace
-    lengths = at_times(rows, rows.arrived_at_s * pace * plan.makespan_s / load / rows.arrived_at_s[-1])
-    assert lengths.arrived_at_s is not None
-    table = Table(
-        f"{more['trace']}, load {load:g}: {len(rows)} rows in {lengths.arrived_at_s[-1]:.0f} s; mean TTFT, s",
-        (
-            "system",
-            "measured",
-            "foreseen",
-            "at its pace",
-            "over measured",
-            "pace",
-            "controller, µs a step",
-            "of it",
-            "answer",
-        ),
-    )
+    lengths = at_times(rows, rows.arrived_at_s * pace * plan.makespan_s / float(where["load"]) / rows.arrived_at_s[-1])
     for name in (*COMPARED, BEST_FIXED):
         chosen = name
         if name == BEST_FIXED:  # as foreseen
@@ -265,30 +250,20 @@ def compare(placement: Placement, loaded: LoadedModel, rows: Lengths, shrink: in
         system = systems[chosen]
         foreseen, seen = simulated(system, cost_model, lengths, pace), measured(system, loaded, cost_model, lengths)
         paced = simulated(system, cost_model, lengths, seen.pace)
-        step_us, share = seen.control_s / seen.steps * 1e6, seen.control_s / seen.busy_s
-        table.add(
-            name if chosen == name else f"{name}: {chosen}",
-            *(f"{found.mean_s:.2f}" for found in (seen.ttft, foreseen, paced)),
-            f"{foreseen.mean_s / seen.ttft.mean_s:.2f}, {paced.mean_s / seen.ttft.mean_s:.2f}",
-            f"{seen.pace:.2f}",
-            f"{step_us:.0f}",
-            f"{share:.3%}",
-            f"{seen.answer_s:.2f}",
-            **more,
-            system=name,
-            chosen=chosen,
-            measured_s=seen.ttft.mean_s,
-            measured_p95_s=seen.ttft.p95_s,
-            answer_s=seen.answer_s,
-            simulated_s=foreseen.mean_s,
-            paced_s=paced.mean_s,
-            over_measured=paced.mean_s / seen.ttft.mean_s,
-            pace=seen.pace,
-            control_us=step_us,
-            control_share=share,
-        )
-        print("  ".join(table.rows[-1]), flush=True)
-    return table
+        yield {
+            **where,
+            "system": name,
+            "chosen": chosen,
+            "measured_s": seen.ttft.mean_s,
+            "measured_p95_s": seen.ttft.p95_s,
+            "answer_s": seen.answer_s,
+            "simulated_s": foreseen.mean_s,
+            "paced_s": paced.mean_s,
+            "over_measured": paced.mean_s / seen.ttft.mean_s,
+            "pace": seen.pace,
+            "control_us": seen.control_s / seen.steps * 1e6,
+            "control_share": seen.control_s / seen.busy_s,
+        }
 
 
 def main() -> None:
@@ -309,10 +284,10 @@ def main() -> None:
         rows = window(options.data, trace, number, options.rows, options.shrink)
         placement = placed_as_loaded(config, loaded, tokens_of(rows))
         for load in options.load or LOADS:
-            where = {"trace": trace, "load": load, "window": number}
-            table = compare(placement, loaded, rows, options.shrink, load, where)
-            others = [row for row in write_page.read()[CLAIM] if any(row[name] != where[name] for name in where)]
-            tell([table], {CLAIM: others + table.figures}, options.write)
+            where: Figures = {"trace": trace, "load": load, "window": number}
+            found = list(compare(placement, loaded, rows, options.shrink, where))
+            others = write_page.read()[CLAIM] if options.write else []
+            tell({CLAIM: [row for row in others if not where.items() <= row.items()] + found}, options.write)
             print(f"load average of the machine: {os.getloadavg()[0]:.1f}\n", flush=True)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from on_cpu import arguments, small_llama, tell
 from reproduce_baton import BATON, HOLES, METHODS, PAPER_1, PAPER_2, STATIC, Method, OverTime, mixed, requests_of, short
-from reproduce_table import Table
+from reproduce_table import Figures
 
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import drain
@@ -83,48 +83,42 @@ def ratio(found: dict[str, list[Seen]], name: str, other: str) -> float:
     return statistics.median(b.seconds[-1] / a.seconds[-1] for a, b in zip(found[name], found[other], strict=True))
 
 
-def tables(models: dict[Backend, LoadedModel], rounds: int) -> list[Table]:
-    """Both of the paper's tables, and what its figures 5 to 7 show."""
+def compared(models: dict[Backend, LoadedModel], rounds: int) -> dict[str, list[Figures]]:
+    """Both of the paper's tables, static over each, and what its figures 5 to 7 show.
+
+    Of the mix in batches of 8: when half of the rows are answered, over static's makespan; cells of the cache over the
+    most of static's, mean and most.
+    """
     names = [method.name for method in METHODS]
-    times = Table("static over each, the mix (paper; here)", ("batch", *names[1:]))
-    over_time = Table(
-        "The mix in batches of 8: half of the rows answered after so much of the static makespan; cells of the cache "
-        "over the most of static, mean and most",
-        ("", *names),
-    )
-    for batch, paper in PAPER_1.items():
-        lengths = mixed(QUERIES, SHRUNK_MIX, doubled=batch == 4)
-        found = measured(METHODS, models, lengths, batch, rounds)
-        static, static_pd, baton, baton_pd = paper
-        papers = [*(f"{static / seconds:.2f}; " for seconds in (static_pd, baton, baton, baton_pd)), ""]
-        gains = {name: ratio(found, name, "static") for name in names[1:]}
-        cells = [f"{text}{gain:.2f}" for text, gain in zip(papers, gains.values(), strict=True)]
-        times.add(str(batch), *cells, batch=batch, **gains)
+    times: list[Figures] = []
+    for batch in PAPER_1:
+        found = measured(METHODS, models, mixed(QUERIES, SHRUNK_MIX, doubled=batch == 4), batch, rounds)
+        times.append({"batch": batch, **{name: ratio(found, name, "static") for name in names[1:]}})
     columns = [found[name][0] for name in names]
     all_s, most = columns[0].seconds[-1], max(columns[0].cells)
-    for what, shares in (
-        ("half answered", [seen.half_s / all_s for seen in columns]),
-        ("mean cells", [seen.mean_cells / most for seen in columns]),
-        ("most cells", [max(seen.cells) / most for seen in columns]),
-    ):
-        cells = [f"{share:.2f}" for share in shares]
-        over_time.add(what, *cells, what=what, **dict(zip(names, shares, strict=True)))
-    slots = Table("baton over static, short queries (paper; here)", ("", *map(str, PAPER_2)))
+    over_time: list[Figures] = [
+        {"what": what, **dict(zip(names, shares, strict=True))}
+        for what, shares in (
+            ("half answered", [seen.half_s / all_s for seen in columns]),
+            ("mean cells", [seen.mean_cells / most for seen in columns]),
+            ("most cells", [max(seen.cells) / most for seen in columns]),
+        )
+    ]
     lengths = short(30, SHRUNK_SHORT)
-    found_by_batch = {batch: measured((STATIC, BATON, HOLES), models, lengths, batch, rounds) for batch in PAPER_2}
-    for method in (BATON, HOLES):
-        gained = [ratio(found_by_batch[batch], method.name, "static") for batch in PAPER_2]
-        cells = [f"{known}; {gain:.2f}" for known, gain in zip(PAPER_2.values(), gained, strict=True)]
-        figures = {f"batch_{batch}": gain for batch, gain in zip(PAPER_2, gained, strict=True)}
-        slots.add(method.name, *cells, system=method.name, **figures)
-    return [times, over_time, slots]
+    by_batch = {batch: measured((STATIC, BATON, HOLES), models, lengths, batch, rounds) for batch in PAPER_2}
+    slots: list[Figures] = [
+        {
+            "system": method.name,
+            **{f"batch_{batch}": ratio(found, method.name, "static") for batch, found in by_batch.items()},
+        }
+        for method in (BATON, HOLES)
+    ]
+    return {"baton-on-cpu": times, "baton-on-cpu-time": over_time, "baton-on-cpu-short": slots}
 
 
 def main() -> None:
     options = arguments(__doc__, rounds=True).parse_args()
-    found = tables(small_llama(), options.rounds)
-    names = ("baton-on-cpu", "baton-on-cpu-time", "baton-on-cpu-short")
-    tell(found, {name: table.figures for name, table in zip(names, found, strict=True)}, options.write)
+    tell(compared(small_llama(), options.rounds), options.write)
 
 
 if __name__ == "__main__":

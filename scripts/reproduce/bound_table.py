@@ -1,12 +1,12 @@
 """What plans could still save at most: their distance from what no schedule beats under the cost model.
 
-Two workloads on two cards for Llama-3-8B, as in `planner_table.py`, with and without offload; and 64 translations of
-a model with 135 million parameters on the generic CPU. Every figure is the mean over draws of the rows:
+Two workloads on two cards for Llama-3-8B, with and without offload; and 64 translations of a model with 135 million
+parameters on the generic CPU. Every figure is the mean over draws of the rows:
 
     known        vasuki, told how long outputs will be
     learned      vasuki, which only knows that a row has at most 4,096 tokens, and learns the rest
     first come   the same with rows in the order in which they come
-    vllm         as vLLM does it at present: rows as they come, chunked prompts with decodes
+    sarathi, vllm, orca, static-sorted   these policies, who know as little
 
     python scripts/reproduce/bound_table.py --lengths arxiv_summarization_lengths.csv --write
 
@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planner_table import LEARNED, MODEL, books, summaries
-from reproduce_table import Table
+from job_lengths import books, summaries
+from reproduce_table import lines as table_of
 
 from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.machines.profile_files import find_profile
@@ -43,12 +43,14 @@ SMALL = shape_from_config(
     dict(model_type="llama", num_hidden_layers=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9,
          num_key_value_heads=3, vocab_size=49152, tie_word_embeddings=True), "135M"
 )  # fmt: skip
-FIRST_COME = LEARNED.model_copy(update={"solver": "fifo"})
+LEARNED = PlanConfig()
+FIRST_COME = PlanConfig(solver="fifo")
+POLICIES = ("sarathi", "vllm", "orca", "static-sorted")
 ENTRIES = {
     "known": ("vasuki", LEARNED),
     "learned": ("vasuki", LEARNED),
     "first come": ("vasuki", FIRST_COME),
-    "vllm": ("vllm", LEARNED),
+    **{policy: (policy, LEARNED) for policy in POLICIES},
 }
 
 
@@ -77,7 +79,7 @@ TRANSLATIONS = Setting("64 short translations", "cpu", "none", SMALL, lambda see
 
 def settings(trace: Path, rows: int) -> list[Setting]:
     """All lines of the table."""
-    shape = named_shape(MODEL)
+    shape = named_shape("llama-3-8b")
     jobs: dict[str, Callable[[int], Lengths]] = {
         "summaries": lambda seed: summaries(trace, rows, seed),
         "translations": lambda seed: books(rows, seed),
@@ -114,11 +116,18 @@ def measure(setting: Setting, draws: int) -> dict[str, Any]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """The lines as Markdown."""
-    found = Table("", ("rows, machine", "offload", *(f"`{name}`" if name == "vllm" else name for name in ENTRIES)))
-    for line in lines:
-        gaps = (f"{line[name]:.1%}".replace("%", " %") for name in ENTRIES)
-        found.add(f"{line['rows']}, {line['machine']}", line["offload"], *gaps)
-    return found.markdown().split("\n\n")[1]
+    entries = (f"`{name}`" if name in POLICIES else name for name in ENTRIES)
+    return table_of(
+        ("rows, machine", "offload", *entries),
+        (
+            (
+                f"{line['rows']}, {line['machine']}",
+                line["offload"],
+                *(f"{line[name]:.1%}".replace("%", " %") for name in ENTRIES),
+            )
+            for line in lines
+        ),
+    )
 
 
 def read() -> list[dict[str, Any]]:
@@ -136,7 +145,7 @@ def data(lines: list[dict[str, Any]]) -> str:
 def page(lines: list[dict[str, Any]]) -> str:
     """docs/planner.md with the table of these lines."""
     text, found = re.subn(
-        r"^\| rows, machine \|.*?(?=\n\n)",
+        r"^\| rows, machine \|.*?(?=\n\n|\n?\Z)",
         lambda _: table(lines),
         PAGE.read_text(encoding="utf-8"),
         flags=re.MULTILINE | re.DOTALL,

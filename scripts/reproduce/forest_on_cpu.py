@@ -16,6 +16,7 @@ import time
 import numpy as np
 import torch
 from on_cpu import arguments, tell
+from reproduce_table import Figures
 from sklearn.ensemble import RandomForestRegressor
 
 from vasuki.hf.kv.kv_mover import ThreadCopyEngine
@@ -52,7 +53,7 @@ def curve_of(points: dict[int, float]) -> Link:
     return Link(kind="memory to memory", curve=tuple(curve), source="measured just now")
 
 
-def measured() -> list[dict[str, float | str]]:
+def measured() -> list[Figures]:
     """Quartiles of the relative errors of both, over the sizes that neither has seen."""
     engine, random = ThreadCopyEngine(), np.random.default_rng(0)
     points = {2**power: copy_s(engine, 2**power) for power in range(SMALLEST, LARGEST + 1)}
@@ -79,9 +80,7 @@ def measured() -> list[dict[str, float | str]]:
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    found = measured()
-    print(found)
-    tell([], {"forest-on-cpu": found}, options.write)
+    tell({"forest-on-cpu": measured()}, options.write)
 
 
 if __name__ == "__main__":

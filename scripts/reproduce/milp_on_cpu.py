@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 from on_cpu import arguments, tell
+from reproduce_table import Figures
 
 from vasuki_solvers import Instance
 from vasuki_solvers.milp import milp_schedule
@@ -19,9 +20,9 @@ from vasuki_solvers.milp import milp_schedule
 PROMPTS = (4, 6, 8, 12, 16)
 
 
-def measured(limit_s: float) -> list[dict[str, float | int | str]]:
+def measured(limit_s: float) -> list[Figures]:
     """Seconds until the optimum is proved, for each number of prompts; `proved` is 0 where the limit came first."""
-    found: list[dict[str, float | int | str]] = []
+    found: list[Figures] = []
     for count in PROMPTS:
         random = np.random.default_rng(0)
         prompts, outputs = random.integers(20, 60, count), random.integers(10, 40, count)
@@ -40,7 +41,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=20.0, help="seconds for each number of prompts")
     options = parser.parse_args()
     found = measured(options.limit_s)
-    tell([], {"milp-on-cpu": found}, options.write)
+    tell({"milp-on-cpu": found}, options.write)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import write_page
-from reproduce_table import Table
+from reproduce_table import Figures, markdown, rounded
 
 if TYPE_CHECKING:
     from vasuki.hf.loading.loaded_model import LoadedModel
@@ -37,10 +36,11 @@ def arguments(about: str | None, data: bool = False, rounds: bool = False) -> ar
     return parser
 
 
-def tell(tables: Iterable[Table], claims: write_page.Claims, write: bool) -> None:
-    """Print what was found, and write its figures if that is wanted."""
-    for table in tables:
-        print(f"{table.markdown()}\n", flush=True)
+def tell(found: dict[str, list[Figures]], write: bool) -> None:
+    """Print what was found by claim, and write it if that is wanted."""
+    claims = {name: rounded(rows) for name, rows in found.items()}
+    for name, rows in claims.items():
+        print(f"`{name}`\n\n{markdown(rows)}\n", flush=True)
     if write:
         write_page.update(claims)
 

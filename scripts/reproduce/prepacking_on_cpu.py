@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from on_cpu import arguments, small_llama, tell
 from reproduce_prepacking import TRACE
-from reproduce_table import Figures, Table
+from reproduce_table import Figures
 
 from vasuki.base.arrays import Ints
 from vasuki.engine.batch import Batch, ScheduledChunk
@@ -180,66 +180,49 @@ def drawn(data: Path, rows: int) -> dict[str, Ints]:
     return {name: np.maximum(1, random.permutation(each)[:rows] // SHRUNK) for name, each in traces.items()}
 
 
-def tables(models: dict[Backend, LoadedModel], data: Path, rounds: int) -> list[Table]:
-    """What the paper's figures 2, 8 and 9 to 12 show, and how much of what is computed is padding."""
-    ways = ("full", "prepacking", "ordered", "set packed", "ragged")
-    first = Table(
-        "Time to first token of a batch of 16, ms: mean and deviation over batches (figure 2)",
-        ("prompts", "full", "prepacking", "saved", "ragged", "saved"),
-    )
-    each = Table("Prefill over that of full batches, for each prompt (figure 8)", ("prompts", *ways))
-    used = Table("Share of the computed tokens that are no padding", ("prompts", *ways))
-    causes = Table(
-        "Speed-up of a batch: what predicts it (figures 9 to 12)",
-        ("prompts", "mean", "least", "most", "k / r", "correlation with r / k", "with m - L / k"),
-    )
+def compared(models: dict[Backend, LoadedModel], data: Path, rounds: int) -> Iterable[Figures]:
+    """What the paper's figures show of each trace.
+
+    Time to first token of a batch of 16, mean and deviation (figure 2); prefill over that of full batches, for each
+    prompt (8); the share of computed tokens that are no padding; what predicts a batch's speed-up (9 to 12).
+    """
     for name, lengths in drawn(data, BATCH * BATCHES).items():
         found = calls(lengths)
         seconds = np.array(timed(Machine(models, lengths), found, rounds))
+        figures: Figures = {"prompts": name}
+        ways = dict.fromkeys(call.way for call in found)
         of = {way: np.array([call.way == way for call in found]) for way in ways}
-        total = {way: float(seconds[of[way]].sum()) for way in ways}
-        cells = [f"{1e3 * seconds[of[way]].mean():.0f} ± {1e3 * seconds[of[way]].std():.0f}" for way in ways]
-        saved = [f"{1 - total[way] / total['full']:.0%}" for way in ways]
-        ms = {f"{way}_ms": 1e3 * float(seconds[of[way]].mean()) for way in ways}
-        ms |= {f"{way}_deviation_ms": 1e3 * float(seconds[of[way]].std()) for way in ways}
-        first.add(name, cells[0], cells[1], saved[1], cells[4], saved[4], prompts=name, **ms)
-        over = {way: total[way] / total["full"] for way in ways}
-        each.add(name, *(f"{share:.2f}" for share in over.values()), **over)
-        tokens = {way: np.array([call.tokens(lengths) for call in found if call.way == way]).sum(0) for way in ways}
-        wanted = {f"{way}_wanted": float(some / computed) for way, (some, computed) in tokens.items()}
-        used.add(name, *(f"{share:.0%}" for share in wanted.values()), **wanted)
-        causes_of = _causes(lengths, found, seconds)
-        causes.add(name, *(f"{figure:.2f}" for figure in causes_of.values()), **causes_of)
-    return [first, each, used, causes]
+        for way in ways:
+            chosen = seconds[of[way]]
+            some, computed = np.array([call.tokens(lengths) for call in found if call.way == way]).sum(0)
+            figures |= {
+                f"{way}_ms": 1e3 * float(chosen.mean()),
+                f"{way}_deviation_ms": 1e3 * float(chosen.std()),
+                way: float(chosen.sum() / seconds[of["full"]].sum()),
+                f"{way}_wanted": float(some / computed),
+            }
+        yield figures | _causes(lengths, found, seconds)
 
 
-def _causes(lengths: Ints, found: list[Call], seconds: Ints) -> dict[str, float]:
+def _causes(lengths: Ints, found: list[Call], seconds: Ints) -> Figures:
     by_way = {way: [i for i, call in enumerate(found) if call.way == way] for way in ("full", "prepacking")}
     speedups = seconds[by_way["full"]] / seconds[by_way["prepacking"]]
     batches = [found[i] for i in by_way["prepacking"]]
     reductions = np.array([call.num_rows(lengths) / BATCH for call in batches])
     deviations = [lengths[call.prompts].max() - lengths[call.prompts].mean() for call in batches]
-    correlations = [float(np.corrcoef(speedups, other)[0, 1]) for other in (reductions, deviations)]
     return {
         "mean": float(speedups.mean()),
         "least": float(speedups.min()),
         "most": float(speedups.max()),
         "k_over_r": float((1 / reductions).mean()),
-        "correlation_reduction": correlations[0],
-        "correlation_deviation": correlations[1],
+        "correlation_reduction": float(np.corrcoef(speedups, reductions)[0, 1]),
+        "correlation_deviation": float(np.corrcoef(speedups, deviations)[0, 1]),
     }
-
-
-def merged(figures: Iterable[Figures]) -> Figures:
-    """Figures of one trace, of all tables."""
-    return {name: value for some in figures for name, value in some.items()}
 
 
 def main() -> None:
     options = arguments(__doc__, data=True, rounds=True).parse_args()
-    found = tables(small_llama(), options.data, options.rounds)
-    figures = list(map(merged, zip(*(table.figures for table in found), strict=True)))
-    tell(found, {"prepacking-on-cpu": figures}, options.write)
+    tell({"prepacking-on-cpu": list(compared(small_llama(), options.data, options.rounds))}, options.write)
 
 
 if __name__ == "__main__":

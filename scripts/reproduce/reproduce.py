@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import draw_baton
@@ -23,13 +22,13 @@ import reproduce_prepacking
 import reproduce_sarathi
 import reproduce_vasuki
 import write_page
-from reproduce_table import Options, Table
+from reproduce_table import Claim, Options, markdown, rounded, title
 
 from vasuki.base.errors import VasukiError
 
 QUICK = 0.1  # of the requests
 SMALL = Options(scale=0.02)  # what `make test` runs again
-CLAIMS: dict[str, Callable[[Options], Table]] = {
+CLAIMS: dict[str, Claim] = {
     "vasuki-chunks": reproduce_vasuki.figure_1,
     "vasuki-makespan": reproduce_vasuki.makespan,
     "vasuki-plan": reproduce_vasuki.planned,
@@ -79,13 +78,12 @@ def main() -> None:
     figures = {}
     try:
         for name in CLAIMS if "all" in arguments.names else dict.fromkeys(arguments.names):
-            table = CLAIMS[name](options)
-            print(f"`{name}`: {table.markdown()}\n", flush=True)
-            figures[name] = table.figures
+            figures[name] = rounded(CLAIMS[name](options))
+            print(f"`{name}`: **{title(CLAIMS[name])}**\n\n{markdown(figures[name])}\n", flush=True)
     except VasukiError as error:
         parser.exit(error.exit_code, f"{parser.prog}: {error}\n")
     if arguments.write:
-        write_page.store({name: CLAIMS[name](SMALL).figures for name in figures}, write_page.SMALL)
+        write_page.store({name: rounded(CLAIMS[name](SMALL)) for name in figures}, write_page.SMALL)
         if "baton-time" in figures:
             draw_baton.FIGURE.write_bytes(draw_baton.draw().svg())
         write_page.update(figures)

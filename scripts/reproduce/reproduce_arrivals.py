@@ -21,16 +21,16 @@ attention works under a mask. Without --data, made-up rows stand in for the trac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from reproduce_prepacking import SHEARED_LLAMA
-from reproduce_table import Options, Table
+from reproduce_table import Figures, Options
 
 from vasuki.arrivals import ArrivalAdmission, Percentiles, WaitingTimes, pack_requests
 from vasuki.arrivals.admission import Pack
@@ -224,92 +224,51 @@ def waits(options: Options, trace: str, load: float, system: str) -> Waits:
     return Waits(*np.mean(each, axis=0).tolist())
 
 
-def table_1(options: Options) -> Table:
-    """Time to first token by system, and to the whole answer."""
-    sizes = next(iter(windows(options).values()))
-    where = f"{len(sizes)} windows of {len(sizes[0])} rows" + ("" if options.data else ", made up")
-    table = Table(
-        f"Dynamic Prefill Packing, table 1: time to first token, {where}; in brackets over padding's",
-        (
-            "trace",
-            "system",
-            "paper, s",
-            *(f"load {load:g}: mean, s" for load in LOADS),
-            "95 %, s, at 1",
-            "answer, s, at 1",
-        ),
-    )
+def table_1(options: Options) -> Iterator[Figures]:
+    """Dynamic Prefill Packing, table 1: time to first token by system and load, and to the whole answer, s."""
     for trace, paper in PAPER.items():
         for system in COMPARED:
-            found = {load: waits(options, trace, load, system) for load in LOADS}
-            over = {load: each.ttft_s / waits(options, trace, load, "padding").ttft_s for load, each in found.items()}
-            theirs = f"{paper[system]:.2f} ({paper[system] / paper['padding']:.2f})" if system in paper else "-"
-            table.add(
-                trace,
-                system,
-                theirs,
-                *[f"{found[load].ttft_s:.2f} ({over[load]:.2f})" for load in LOADS],
-                f"{found[1.0].ttft_p95_s:.2f}",
-                f"{found[1.0].answer_s:.2f}",
-                trace=trace,
-                system=system,
-                step_tokens=STEP_TOKENS if system == BEST_FIXED else step_tokens(system),
-                **{f"mean_s_{load:g}": found[load].ttft_s for load in LOADS},
-                **{f"p95_s_{load:g}": found[load].ttft_p95_s for load in LOADS},
-                **{f"answer_s_{load:g}": found[load].answer_s for load in LOADS},
-            )
-    return table
+            found = {f"{load:g}": waits(options, trace, load, system) for load in LOADS}
+            yield {
+                "trace": trace,
+                "system": system,
+                "step_tokens": STEP_TOKENS if system == BEST_FIXED else step_tokens(system),
+                "paper_mean_s": paper.get(system, ""),
+                **{f"mean_s_{load}": each.ttft_s for load, each in found.items()},
+                **{f"p95_s_{load}": each.ttft_p95_s for load, each in found.items()},
+                **{f"answer_s_{load}": each.answer_s for load, each in found.items()},
+            }
 
 
-def each_window(options: Options) -> Table:
-    """The order of the systems in each window, at load 1."""
-    systems = ("padding", "Prepacking", "greedy", "exact", "continuous", "rounds")
-    table = Table(
-        "Dynamic Prefill Packing, table 1: time to first token by window, mean, s, load 1",
-        ("trace", "window", *systems, "greedy < Prepacking < padding"),
-    )
+def each_window(options: Options) -> Iterator[Figures]:
+    """Dynamic Prefill Packing, table 1: time to first token by window, mean, s, load 1.
+
+    Where windows are in order, greedy is faster than Prepacking, and that than padding.
+    """
     for trace in PAPER:
         for number, rows in enumerate(windows(options)[trace]):
-            found = {system: float(np.mean(waited(run(rows, system)).ttft_s)) for system in systems}
-            in_order = found["greedy"] < found["Prepacking"] < found["padding"]
-            table.add(
-                trace,
-                str(number + 1),
-                *(f"{seconds:.2f}" for seconds in found.values()),
-                "yes" if in_order else "no",
-                trace=trace,
-                window=number + 1,
-                in_order=int(in_order),
-                exact_saves=1 - found["exact"] / found["greedy"],
+            found = {
+                system: float(np.mean(waited(run(rows, system)).ttft_s))
+                for system in ("padding", "Prepacking", "greedy", "exact", "continuous", "rounds")
+            }
+            yield {
+                "trace": trace,
+                "window": number + 1,
+                "in_order": int(found["greedy"] < found["Prepacking"] < found["padding"]),
+                "exact_saves": 1 - found["exact"] / found["greedy"],
                 **found,
-            )
-    return table
+            }
 
 
-def quiet(options: Options) -> Table:
-    """Whether packing hurts where there is nothing to pack."""
-    table = Table(
-        f"Time to first token, mean, s, at a load of {QUIET:g}", ("trace", *(systems := (*COMPARED, "padding at once")))
-    )
+def quiet(options: Options) -> Iterator[Figures]:
+    """Time to first token, mean, s, where there is next to nothing to pack."""
     for trace in PAPER:
-        found = {system: waits(options, trace, QUIET, system).ttft_s for system in systems}
-        table.add(trace, *(f"{seconds:.3f}" for seconds in found.values()), trace=trace, **found)
-    return table
+        systems = (*COMPARED, "padding at once")
+        yield {"trace": trace, **{system: waits(options, trace, QUIET, system).ttft_s for system in systems}}
 
 
-def verdicts(options: Options) -> Table:
-    """Which of the paper's claims hold."""
-    table = Table(
-        "Dynamic Prefill Packing: shares of the mean time to first token that are saved, and of that to the answer",
-        (
-            "trace",
-            "claim",
-            "paper",
-            *(f"load {load:g}" for load in LOADS),
-            "verdict",
-            *(f"answer, load {load:g}" for load in LOADS),
-        ),
-    )
+def verdicts(options: Options) -> Iterator[Figures]:
+    """Dynamic Prefill Packing: shares of the mean time to first token that are saved, and of that to the answer."""
     for trace, paper in PAPER.items():
         for better, worse in (
             ("Prepacking", "padding"),
@@ -328,21 +287,15 @@ def verdicts(options: Options) -> Table:
             saved = [1 - one.ttft_s / other.ttft_s for one, other in pairs]
             answers = [1 - one.answer_s / other.answer_s for one, other in pairs]
             theirs = 1 - paper[better] / paper[worse] if better in paper else None
-            table.add(
-                trace,
-                f"{better} over {worse}",
-                "-" if theirs is None else f"{theirs:+.0%}",
-                *[f"{share:+.1%}" for share in saved],
-                verdict(theirs, saved),
-                *[f"{share:+.1%}" for share in answers],
-                trace=trace,
-                better=better,
-                worse=worse,
-                verdict=verdict(theirs, saved),
+            yield {
+                "trace": trace,
+                "better": better,
+                "worse": worse,
+                "paper_saved": "" if theirs is None else theirs,
+                "verdict": verdict(theirs, saved),
                 **{f"saved_{load:g}": share for load, share in zip(LOADS, saved, strict=True)},
                 **{f"answer_saved_{load:g}": share for load, share in zip(LOADS, answers, strict=True)},
-            )
-    return table
+            }
 
 
 def verdict(theirs: float | None, ours: Sequence[float]) -> str:
@@ -390,52 +343,27 @@ def shaped(shape: str, rows: int, rows_per_s: float) -> Times:
     return np.cumsum(1 / (rows_per_s * rates))
 
 
-def control(options: Options) -> Table:
-    """What the controllers make of made-up arrivals, at 0.8 of the load that the card can take."""
+def control(options: Options) -> Iterator[Figures]:
+    """Controllers and made-up arrivals, at 0.8 of what the card can take: time to first token, N, and the queue after.
+
+    Prompts have 1,500 tokens in the middle.
+    """
     rows = options.rows(2 * ROWS, least=48)
-    table = Table(
-        f"Controllers: {rows} rows with prompts of 1,500 tokens in the middle, at 0.8 of what the card can take",
-        (
-            "arrivals",
-            "system",
-            "TTFT mean, s",
-            "95 %, s",
-            "N, mean",
-            "N, least to most",
-            "falls of N",
-            "queue after, s",
-        ),
-    )
     random = np.random.default_rng(0)
     prompts = np.clip(random.lognormal(np.log(1500), 0.7, rows), 8, 8000).astype(np.int64)
     lengths = Lengths(prompts, random.integers(10, 60, rows), np.zeros(rows))
     most_rows_per_s = rows_per_s(lengths)
-    for shape in ("steady", "step", "ramp", "burst", "diurnal"):
-        for system in ("greedy", "mended", "continuous", "rounds"):
-            queue, arrived_at_s = Queue([], [], []), shaped(shape, rows, 0.8 * most_rows_per_s)
-            ttft = Percentiles.of(waited(run(at_times(lengths, arrived_at_s), system, [queue])).ttft_s)
-            assert ttft is not None
-            gathers, falls = queue.gathers, sum(after < before for before, after in pairwise(queue.gathers))
-            n_cells, figures = ["-", "-", "-"], dict[str, float]()
-            if SYSTEMS[system].gathers:
-                n_cells = [f"{np.mean(gathers):.1f}", f"{min(gathers)} to {max(gathers)}", str(falls)]
-                figures = {"mean_n": float(np.mean(gathers)), "falls": falls}
-            after = "-"
-            if shape == "burst":  # until the queue is as short again as without it
-                start_s, queued = arrived_at_s[rows // 4], np.array(queue.waiting) > max(4, rows // 40)
-                figures["after_s"] = float(np.array(queue.at_s)[queued].max(initial=start_s) - start_s)
-                after = f"{figures['after_s']:.1f}"
-            table.add(
-                shape,
-                system,
-                f"{ttft.mean_s:.2f}",
-                f"{ttft.p95_s:.2f}",
-                *n_cells,
-                after,
-                arrivals=shape,
-                system=system,
-                mean_s=ttft.mean_s,
-                p95_s=ttft.p95_s,
-                **figures,
-            )
-    return table
+    for shape, system in itertools.product(
+        ("steady", "step", "ramp", "burst", "diurnal"), ("greedy", "mended", "continuous", "rounds")
+    ):
+        queue, arrived_at_s = Queue([], [], []), shaped(shape, rows, 0.8 * most_rows_per_s)
+        ttft = Percentiles.of(waited(run(at_times(lengths, arrived_at_s), system, [queue])).ttft_s)
+        assert ttft is not None
+        figures: Figures = {"arrivals": shape, "system": system, "mean_s": ttft.mean_s, "p95_s": ttft.p95_s}
+        if SYSTEMS[system].gathers:
+            falls = sum(after < before for before, after in itertools.pairwise(queue.gathers))
+            figures |= {"mean_n": float(np.mean(queue.gathers)), "falls": falls}
+        if shape == "burst":  # until the queue is as short again as without it
+            start_s, queued = arrived_at_s[rows // 4], np.array(queue.waiting) > max(4, rows // 40)
+            figures["after_s"] = float(np.array(queue.at_s)[queued].max(initial=start_s) - start_s)
+        yield figures

@@ -13,11 +13,11 @@ selectively and pads nothing, so it never was Orca: that is `ragged`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from reproduce_table import Options, Table
+from reproduce_table import Figures, Options
 
 from vasuki.base.arrays import Ints
 from vasuki.engine.batch import Batch, StepResult
@@ -218,58 +218,50 @@ def simulated_s(method: Method, lengths: Lengths, batch: int, cost: CostModel) -
     return simulate(requests_of(lengths), outputs, settings, cost).makespan_s
 
 
-def table_1(options: Options) -> Table:
-    """Completion times of the mix."""
-    table = Table(
-        "Baton, table 1: queries completion time, Llama-2-7B, A6000, s (paper; ours simulated)",
-        ("batch", *(method.name for method in METHODS), "cache with holes, GB"),
-    )
+def table_1(options: Options) -> Iterator[Figures]:
+    """Baton, table 1: completion time of the mix, Llama-2-7B, A6000, s; cache with holes, GB."""
     queries = options.rows(MIXED, least=16)
     for batch, (static, static_pd, baton, baton_pd) in PAPER_1.items():
         lengths = mixed(queries, doubled=batch == 4)
         costs = {method.name: method.cost("rtx-a6000") for method in METHODS}
         found = {method.name: simulated_s(method, lengths, batch, costs[method.name]) for method in METHODS}
-        known = [f"{seconds:,}; " for seconds in (static, static_pd, baton, baton, baton_pd)] + [""]
-        cells = [f"{text}{seconds:,.0f}" for text, seconds in zip(known, found.values(), strict=True)]
         holes = costs[HOLES.name]
         assert isinstance(holes, WithHoles)
-        most_gb = holes.holes.most_cells * SHAPE.kv_bytes_per_token / GB
-        paper = {"paper_static": static, "paper_baton": baton, "paper_baton_pd": baton_pd}
-        table.add(str(batch), *cells, f"{most_gb:.0f}", batch=batch, **found, holes_gb=most_gb, **paper)
-    return table
+        yield {
+            "batch": batch,
+            **found,
+            "holes_gb": holes.holes.most_cells * SHAPE.kv_bytes_per_token / GB,
+            "paper_static": static,
+            "paper_static_pd": static_pd,
+            "paper_baton": baton,
+            "paper_baton_pd": baton_pd,
+        }
 
 
-def table_2(options: Options) -> Table:
-    """What slots that are filled again gain on short queries."""
-    table = Table(
-        "Baton, table 2: baton over static, short queries, Llama-2-7B, RTX 4090 (paper; ours simulated)",
-        ("", *map(str, PAPER_2)),
-    )
+def table_2(options: Options) -> Iterator[Figures]:
+    """Baton, table 2: what slots filled again gain over static, short queries, by batch, Llama-2-7B, RTX 4090."""
     lengths = short(SHORT)  # too few to be fewer
+    yield {"system": "paper's baton", **{f"batch_{batch}": gain for batch, gain in PAPER_2.items()}}
     for method in (BATON, HOLES):
         static, other = (
             [simulated_s(each, lengths, batch, each.cost("rtx4090")) for batch in PAPER_2] for each in (STATIC, method)
         )
-        ratios = {batch: a / b for batch, a, b in zip(PAPER_2, static, other, strict=True)}
-        cells = [f"{PAPER_2[batch]}; {ratio:.2f}" for batch, ratio in ratios.items()]
-        table.add(
-            method.name, *cells, system=method.name, **{f"batch_{batch}": ratio for batch, ratio in ratios.items()}
-        )
-    return table
+        ratios = {f"batch_{batch}": a / b for batch, a, b in zip(PAPER_2, static, other, strict=True)}
+        yield {"system": method.name, **ratios}
 
 
-def figures_5_to_7(options: Options) -> Table:
-    """What a user has of the short queries, and what the cache takes, over time."""
-    table = Table(
-        "Baton, figures 5 to 7: short queries, Llama-2-7B, RTX 4090",
-        ("batch", "system", "half answered, s", "all, s", "KV, mean, GB", "at most, GB"),
-    )
+def figures_5_to_7(options: Options) -> Iterator[Figures]:
+    """Baton, figures 5 to 7: what a user has of the short queries, and what the cache takes, over time."""
     lengths = short(SHORT)  # too few to be fewer
     for batch in PAPER_2:
         for method in (STATIC, BATON, HOLES):
             seen = over_time(method, lengths, batch, "rtx4090")
             mean_gb, most_gb = (cells * SHAPE.kv_bytes_per_token / GB for cells in (seen.mean_cells, max(seen.cells)))
-            figures = {"half_s": seen.half_s, "all_s": seen.seconds[-1], "mean_gb": mean_gb, "most_gb": most_gb}
-            cells = [f"{seen.half_s:.1f}", f"{seen.seconds[-1]:.1f}", f"{mean_gb:.2f}", f"{most_gb:.2f}"]
-            table.add(str(batch), method.name, *cells, batch=batch, system=method.name, **figures)
-    return table
+            yield {
+                "batch": batch,
+                "system": method.name,
+                "half_s": seen.half_s,
+                "all_s": seen.seconds[-1],
+                "mean_gb": mean_gb,
+                "most_gb": most_gb,
+            }

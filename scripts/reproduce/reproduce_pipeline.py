@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from reproduce_table import Options, Table
+from reproduce_table import Figures, Options
 from zipf_lengths import LONGEST, REQUESTS, zipf_lengths
 
 from vasuki.engine.policy import find_policy
@@ -76,61 +76,30 @@ def run(system: System, lengths: Lengths) -> PipelineResult:
     return simulate_pipelines(requests(lengths), outputs, system.settings(), cost)
 
 
-def section_5_3(options: Options) -> Table:
-    """Bubbles and makespan of each way to use the 64 GPUs."""
+def section_5_3(options: Options) -> Iterator[Figures]:
+    """Sarathi, section 5.3: GPT-3 on 64 A100s; over Orca (paper: 1.91, 6.29 times fewer bubbles; 8 replicas 1.28)."""
     lengths = zipf_lengths(options.rows(REQUESTS, least=40))
-    table = Table(
-        f"Sarathi, section 5.3: GPT-3 on 64 A100s, {len(lengths):,} requests",
-        (
-            "system",
-            "makespan, s",
-            "bubbles a request, median, s",
-            "bubbles, share of GPU time",
-            "sequences a step",
-            "bubbles against Orca, paper",
-            "ours",
-            "speed-up over Orca, paper",
-            "ours",
-        ),
-    )
-    paper = {"Sarathi, pipeline": ("1/6.29", "1.91"), "Orca, 8 replicas": ("", "1.28")}
     orca_s = orca_bubble_s = 0.0
     for system in SYSTEMS:
         result = run(system, lengths)
         bubble_s = median(result.bubble_s)
         orca_s, orca_bubble_s = orca_s or result.makespan_s, orca_bubble_s or bubble_s
-        paper_bubbles, paper_speedup = paper.get(system.name, ("", ""))
-        table.add(
-            system.name,
-            f"{result.makespan_s:,.0f}",
-            f"{bubble_s:.2f}",
-            f"{result.bubble_share:.0%}",
-            f"{result.stats.mean_seqs:.1f}",
-            paper_bubbles,
-            f"1/{orca_bubble_s / bubble_s:.0f}" if bubble_s and system is not SYSTEMS[0] else "",
-            paper_speedup,
-            f"{orca_s / result.makespan_s:.2f}" if system is not SYSTEMS[0] else "",
-            system=system.name,
-            speedup=orca_s / result.makespan_s,
-            fewer_bubbles=orca_bubble_s / bubble_s if bubble_s else 0.0,
-            makespan_s=result.makespan_s,
-            median_bubble_s=bubble_s,
-            bubble_share=result.bubble_share,
-            mean_seqs=result.stats.mean_seqs,
-            steps=result.stats.steps,
-        )
-    return table
+        yield {
+            "system": system.name,
+            "speedup": orca_s / result.makespan_s,
+            "fewer_bubbles": orca_bubble_s / bubble_s if bubble_s else 0.0,
+            "makespan_s": result.makespan_s,
+            "median_bubble_s": bubble_s,
+            "bubble_share": result.bubble_share,
+            "mean_seqs": result.stats.mean_seqs,
+            "steps": result.stats.steps,
+        }
 
 
-def batch_sizes(options: Options) -> Table:
-    """Sequences of the greatest length that memory holds, for each micro-batch."""
-    table = Table(
-        f"Sarathi, section 5.3: sequences of {LONGEST:,} tokens that fit, for each micro-batch",
-        ("layout", "paper", "ours, 90 % of memory"),
-    )
+def batch_sizes(options: Options) -> Iterator[Figures]:
+    """Sarathi, section 5.3: sequences of 4,096 tokens that fit in 90 % of memory, for each micro-batch."""
     shape, profile = named_shape("gpt-3").with_dtype("float16"), find_profile("a100")
     for name, layout in (("8 tensor x 8 pipeline", PIPELINE), ("8 tensor, 8 replicas", REPLICAS)):
         budget = memory_budget(shape, profile, layout=layout, max_step_tokens=LONGEST, max_num_seqs=SEQUENCES[layout])
         ours = budget.kv_tokens // LONGEST // layout.pipeline_parallel
-        table.add(name, str(SEQUENCES[layout]), str(ours), layout=name, paper=SEQUENCES[layout], ours=ours)
-    return table
+        yield {"layout": name, "paper": SEQUENCES[layout], "ours": ours}

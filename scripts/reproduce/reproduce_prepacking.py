@@ -16,12 +16,12 @@ log-normal ones (median 64, at most 2,048 tokens) show what longer tails do; `ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from reproduce_table import Options, Table
+from reproduce_table import Figures, Options
 
 from vasuki.machines.cost_model import CostModel, StepWork
 from vasuki.machines.memory_budget import activation_bytes, rectangle_bytes
@@ -135,67 +135,45 @@ def batches(lengths: Ints, size: int) -> list[Batch]:
     return [Batch(rows) for rows in lengths[:whole].reshape(-1, size).tolist()]
 
 
-def figure_3(options: Options) -> Table:
-    """Speed-up against batch size."""
-    table = Table(
-        "Prepacking, figure 3: prefill speed-up over full batching, by batch size (paper: 7B up to 4.5, 1.3B up to 6)",
-        ("model", "lengths", "prefilled", *map(str, BATCHES)),
-    )
+def figure_3(options: Options) -> Iterator[Figures]:
+    """Prepacking, figure 3: prefill speed-up over full batching, by batch size (paper: 7B up to 4.5, 1.3B up to 6)."""
     for model, cost in models().items():
         for name, lengths in workloads(options).items():
-            speedups: dict[str, list[float]] = {"prepacking": [], "length-ordered": [], "ragged": []}
+            speedups: dict[str, dict[str, float]] = {"prepacking": {}, "length-ordered": {}, "ragged": {}}
             for size in BATCHES:
                 drawn, ordered = batches(lengths, size), batches(np.sort(lengths), size)
                 full_s = sum(batch.full_s(cost) for batch in drawn)
-                speedups["prepacking"].append(full_s / sum(batch.packed_s(cost) for batch in drawn))
-                speedups["length-ordered"].append(full_s / sum(batch.full_s(cost) for batch in ordered))
-                speedups["ragged"].append(full_s / sum(batch.ragged_s(cost) for batch in drawn))
-            for way, values in speedups.items():
-                found = {f"batch_{size}": value for size, value in zip(BATCHES, values, strict=True)}
-                cells = [f"{value:.2f}" for value in values]
-                table.add(model, name, way, *cells, model=model, lengths=name, way=way, **found)
-    return table
+                for way, seconds in (
+                    ("prepacking", sum(batch.packed_s(cost) for batch in drawn)),
+                    ("length-ordered", sum(batch.full_s(cost) for batch in ordered)),
+                    ("ragged", sum(batch.ragged_s(cost) for batch in drawn)),
+                ):
+                    speedups[way][f"batch_{size}"] = full_s / seconds
+            for way, found in speedups.items():
+                yield {"model": model, "lengths": name, "way": way, **found}
 
 
-def figure_6(options: Options) -> Table:
-    """The largest batches whose prompts an A6000 holds while it computes them."""
-    ways = ("full batching", "length-ordered", "prepacking", "ragged")
-    table = Table(
-        "Prepacking, figure 6: largest batch that fits, 1.3B, A6000 (paper: up to 16 times that of full batching)",
-        ("lengths", *ways, "prepacking over full"),
-    )
+def figure_6(options: Options) -> Iterator[Figures]:
+    """Prepacking, figure 6: largest batch whose prompts fit, 1.3B, A6000 (paper: up to 16 times full batching's)."""
     shape, memory_bytes = models()["1.3B"].shape, find_profile("rtx-a6000").memory_bytes
     for name, lengths in workloads(options).items():
         largest: dict[str, int] = {}
-        for way in ways:
+        for way in ("full batching", "length-ordered", "prepacking", "ragged"):
             size = 1
             ordered = np.sort(lengths)[::-1] if way == "length-ordered" else lengths  # the longest are in a batch, too
             while 2 * size <= len(lengths) and all(
                 batch.peak_bytes(way, shape) <= memory_bytes for batch in batches(ordered, 2 * size)
             ):
                 size *= 2
-            largest[way] = size
-        more = largest["prepacking"] / largest["full batching"]
-        known = {way.replace(" ", "_").replace("-", "_"): size for way, size in largest.items()}
-        table.add(name, *(f"{size:,}" for size in largest.values()), f"{more:.0f}", lengths=name, **known, more=more)
-    return table
+            largest[way.replace(" ", "_").replace("-", "_")] = size
+        yield {"lengths": name, **largest, "more": largest["prepacking"] / largest["full_batching"]}
 
 
-def figure_9(options: Options) -> Table:
-    """What predicts the speed-up: rows saved, and how far the longest prompt is from the mean."""
-    table = Table(
-        "Prepacking, figures 9 to 11: speed-up by batch, uniform lengths from 1 to 512",
-        (
-            "model",
-            "batch",
-            "speed-up, mean",
-            "lowest",
-            "highest",
-            "correlation with r / k",
-            "with m - L / k",
-            "times r / k",
-        ),
-    )
+def figure_9(options: Options) -> Iterator[Figures]:
+    """Prepacking, figures 9 to 11: speed-up by batch, and what predicts it; uniform lengths from 1 to 512.
+
+    By rows saved, r / k, and by how far the longest prompt is from the mean, m - L / k.
+    """
     lengths = workloads(options)["uniform"]
     for model, size in (("1.3B", 16), ("1.3B", 32), ("Llama-2-7B", 16), ("Llama-2-7B", 32)):
         cost = models()[model]
@@ -203,22 +181,11 @@ def figure_9(options: Options) -> Table:
         speedups = np.array([batch.full_s(cost) / batch.packed_s(cost) for batch in drawn])
         reductions = np.array([batch.packed_rows / size for batch in drawn])
         deviations = np.array([batch.longest - np.mean(batch.lengths) for batch in drawn])
-        by_rows, by_length = (float(np.corrcoef(speedups, other)[0, 1]) for other in (reductions, deviations))
-        product = float((speedups * reductions).mean())
-        table.add(
-            model,
-            str(size),
-            f"{speedups.mean():.2f}",
-            f"{speedups.min():.2f}",
-            f"{speedups.max():.2f}",
-            f"{by_rows:.2f}",
-            f"{by_length:.2f}",
-            f"{product:.2f}",
-            model=model,
-            batch=size,
-            mean=float(speedups.mean()),
-            correlation_reduction=by_rows,
-            correlation_deviation=by_length,
-            times_reduction=product,
-        )
-    return table
+        yield {
+            "model": model,
+            "batch": size,
+            "mean": float(speedups.mean()),
+            "correlation_reduction": float(np.corrcoef(speedups, reductions)[0, 1]),
+            "correlation_deviation": float(np.corrcoef(speedups, deviations)[0, 1]),
+            "times_reduction": float((speedups * reductions).mean()),
+        }

@@ -9,9 +9,10 @@ decodes. A chunk and the decodes in its step share C tokens, so that together th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from reproduce_table import Options, Table
+from reproduce_table import Figures, Options
 
 from vasuki.engine.policy import Policy, find_policy
 from vasuki.engine.sequence import Request
@@ -90,106 +91,60 @@ def decode_costs(cost: CostModel, chunk_tokens: int, batch: int, context: int) -
     return alone_s, added_s / decodes
 
 
-def table_2(options: Options) -> Table:
-    """A decode token alone and in a step with a prompt."""
+def table_2(options: Options) -> Iterator[Figures]:
+    """Sarathi, table 2: a decode alone and in a step with a prompt, LLaMA-13B on A6000."""
     cost = llama_13b()
     prefill = cost.step(StepWork.of([1024], [1024]))
     decodes = cost.step(StepWork.of([1] * 4, [1024] * 4))
     mixed = cost.step(StepWork.of([1021, 1, 1, 1], [1024] * 4))
-    table = Table(
-        "Sarathi, table 2: LLaMA-13B on A6000, milliseconds",
-        ("step", "linear, paper", "linear, ours", "attention, paper", "attention, ours", "a decode, paper", "ours"),
-    )
     added_s = (mixed.total_s - prefill.total_s) / 3
     for name, step, linear, attention, decode, decode_s in (
-        ("1,024 prompt tokens", prefill, 224.8, 10.0, None, 0.0),
+        ("1,024 prompt tokens", prefill, 224.8, 10.0, 0.0, 0.0),
         ("4 decodes", decodes, 44.28, 5.68, 12.49, decodes.total_s / 4),
         ("1,021 prompt tokens and 3 decodes", mixed, 223.2, 15.2, 1.2, added_s),
     ):
-        table.add(
-            name,
-            f"{linear:.1f}",
-            f"{step.linear_s * 1e3:.1f}",
-            f"{attention:.1f}",
-            f"{step.attention_s * 1e3:.1f}",
-            f"{decode:.2f}" if decode else "",
-            f"{decode_s * 1e3:.2f}" if decode else "",
-            step=name,
-            linear_ms=step.linear_s * 1e3,
-            attention_ms=step.attention_s * 1e3,
-            decode_ms=decode_s * 1e3,
-        )
-    return table
+        yield {
+            "step": name,
+            "paper_linear_ms": linear,
+            "linear_ms": step.linear_s * 1e3,
+            "paper_attention_ms": attention,
+            "attention_ms": step.attention_s * 1e3,
+            "paper_decode_ms": decode,
+            "decode_ms": decode_s * 1e3,
+        }
 
 
-def figure_3(options: Options) -> Table:
-    """How many times a prompt token's cost a decode costs."""
+def figure_3(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 3: a decode's cost over a prompt token's, LLaMA-13B on A6000, 1,024 tokens."""
     cost = llama_13b()
     prefill_s = cost.step_time_s(StepWork.of([1024], [1024])) / 1024
-    table = Table(
-        "Sarathi, figure 3: a decode's cost over a prompt token's, LLaMA-13B on A6000, 1,024 tokens",
-        ("batch", "paper", "ours"),
-    )
     for batch, paper in ((1, 200.0), (2, 100.0), (18, 16.7)):
         ratio = cost.step_time_s(StepWork.of([1] * batch, [1024] * batch)) / batch / prefill_s
-        table.add(str(batch), f"{paper:.4g}", f"{ratio:.3g}", batch=batch, paper=paper, ratio=ratio)
-    return table
+        yield {"batch": batch, "paper": paper, "ratio": ratio}
 
 
-def figure_7(options: Options) -> Table:
-    """Tile quantisation."""
+def figure_7(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 7: tile quantisation, LLaMA-13B on A6000."""
     cost = llama_13b()
-    table = Table(
-        "Sarathi, figure 7: tile quantisation, LLaMA-13B on A6000",
-        ("tokens", "paper, ms", "ours, ms", "paper, against the row above", "ours"),
-    )
-    previous: tuple[float, float] | None = None
     for tokens, paper_ms in ((128, 55.0), (256, 69.8), (257, 92.33)):
-        ms = cost.step_time_s(StepWork.of([tokens], [tokens])) * 1e3
-        steps = (f"{paper_ms / previous[0] - 1:+.0%}", f"{ms / previous[1] - 1:+.0%}") if previous else ("", "")
-        table.add(str(tokens), f"{paper_ms:.1f}", f"{ms:.1f}", *steps, tokens=tokens, paper_ms=paper_ms, ms=ms)
-        previous = paper_ms, ms
-    return table
+        yield {
+            "tokens": tokens,
+            "paper_ms": paper_ms,
+            "ms": cost.step_time_s(StepWork.of([tokens], [tokens])) * 1e3,
+        }
 
 
-def figure_8(options: Options) -> Table:
-    """Decode speed-up against batch and sequence length."""
+def figure_8(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 8: decode speed-up, LLaMA-13B on A6000, chunk 256 (paper: 2.8 to 10 over all)."""
     cost = llama_13b()
-    table = Table(
-        "Sarathi, figure 8: decode speed-up, LLaMA-13B on A6000, chunk 256 (paper: 2.8 to 10 over all)",
-        ("sequence tokens", "batch", "alone, ms", "with a chunk, ms", "speed-up"),
-    )
     for tokens, batches in ((1024, (2, 4, 6, 10, 18)), (2048, (2, 4, 6, 10)), (3072, (2, 4, 6))):
         for batch in batches:
             alone_s, added_s = decode_costs(cost, 256, batch, tokens)
-            table.add(
-                f"{tokens:,}",
-                str(batch),
-                f"{alone_s * 1e3:.2f}",
-                f"{added_s * 1e3:.2f}",
-                f"{alone_s / added_s:.1f}",
-                tokens=tokens,
-                batch=batch,
-                speedup=alone_s / added_s,
-            )
-    return table
+            yield {"tokens": tokens, "batch": batch, "speedup": alone_s / added_s}
 
 
-def table_4(options: Options) -> Table:
-    """Peak gains."""
-    table = Table(
-        "Sarathi, table 4: peak gains, chunk 256",
-        (
-            "model, GPU",
-            "sequence tokens",
-            "batch",
-            "P:D",
-            "decode speed-up, paper",
-            "ours",
-            "throughput gain, paper",
-            "ours",
-        ),
-    )
+def table_4(options: Options) -> Iterator[Figures]:
+    """Sarathi, table 4: peak gains, chunk 256."""
     small, large = llama_13b(), llama_33b()
     for name, cost, tokens, batch, ratio, paper_decode, paper_gain in (
         ("LLaMA-13B, A6000", small, 1024, 6, 50, 5.45, 1.33),
@@ -200,146 +155,96 @@ def table_4(options: Options) -> Table:
         ("LLaMA-33B, A100", large, 3072, 3, 127, 3.51, 1.14),
     ):
         alone_s, added_s = decode_costs(cost, 256, batch, tokens)
-        ours = gain(256, EqualRequests(tokens, ratio, batch), cost, options)
-        table.add(
-            name,
-            f"{tokens:,}",
-            str(batch),
-            f"{ratio}:1",
-            f"{paper_decode:.2f}",
-            f"{alone_s / added_s:.2f}",
-            f"{paper_gain:.2f}",
-            f"{ours:.2f}",
-            model=name,
-            tokens=tokens,
-            batch=batch,
-            decode_speedup=alone_s / added_s,
-            paper_decode_speedup=paper_decode,
-            paper_gain=paper_gain,
-            gain=ours,
-        )
-    return table
+        yield {
+            "model": name,
+            "tokens": tokens,
+            "batch": batch,
+            "p_d_ratio": ratio,
+            "paper_decode_speedup": paper_decode,
+            "decode_speedup": alone_s / added_s,
+            "paper_gain": paper_gain,
+            "gain": gain(256, EqualRequests(tokens, ratio, batch), cost, options),
+        }
 
 
-def figure_9(options: Options) -> Table:
-    """Where the gain peaks: at P:D = C / (B - 1), says 5.1.3."""
+def figure_9(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 9: the P:D ratio of the largest gain, which 5.1.3 says is C / (B - 1), LLaMA-13B on A6000."""
     cost = llama_13b()
-    table = Table(
-        "Sarathi, figure 9: P:D ratio of the largest gain, LLaMA-13B on A6000",
-        (
-            "sequence tokens",
-            "batch",
-            "chunk C",
-            "C / (B - 1)",
-            "peak at P:D",
-            "gain there, paper",
-            "ours",
-            "gain at 200:1",
-            "10 % and more at P:D",
-            "loses from P:D on",
-        ),
-    )
     for tokens, batch, chunk, paper in (
         (1024, 18, 128, ""),
-        (1024, 18, 256, "1.27"),
-        (1024, 18, 512, "1.23"),
-        (2048, 10, 256, "1.25"),
-        (3072, 6, 256, "1.23"),
+        (1024, 18, 256, 1.27),
+        (1024, 18, 512, 1.23),
+        (2048, 10, 256, 1.25),
+        (3072, 6, 256, 1.23),
     ):
         gains = {ratio: gain(chunk, EqualRequests(tokens, ratio, batch), cost, options) for ratio in P_D_RATIOS}
         peak = max(gains, key=lambda ratio: gains[ratio])
         large = [ratio for ratio, found in gains.items() if found >= 1.1] or [0]  # 0: nowhere
-        loses = next((ratio for ratio, found in gains.items() if ratio > peak and found < 1), 0)
-        table.add(
-            f"{tokens:,}",
-            str(batch),
-            str(chunk),
-            f"{chunk / (batch - 1):.1f}",
-            str(peak),
-            paper,
-            f"{gains[peak]:.2f}",
-            f"{gains[200]:.2f}",
-            f"{large[0]} to {large[-1]}",
-            str(loses),
-            tokens=tokens,
-            batch=batch,
-            chunk=chunk,
-            formula=chunk / (batch - 1),
-            peak=peak,
-            gain=gains[peak],
-            gain_200=gains[200],
-            large_from=large[0],
-            large_to=large[-1],
-            loses_from=loses,
-        )
-    return table
+        yield {
+            "tokens": tokens,
+            "batch": batch,
+            "chunk": chunk,
+            "formula": chunk / (batch - 1),
+            "peak": peak,
+            "paper_gain": paper,
+            "gain": gains[peak],
+            "gain_200": gains[200],
+            "large_from": large[0],
+            "large_to": large[-1],
+            "loses_from": next((ratio for ratio, found in gains.items() if ratio > peak and found < 1), 0),
+        }
 
 
-def figure_4(options: Options) -> Table:
-    """Where prompts and decodes saturate the card: tokens a millisecond of one layer."""
+def figure_4(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 4: tokens a millisecond of a layer, LLaMA-13B on A6000.
+
+    Paper: prompts about 180 from 512 tokens on, 12.5 % fewer at 256; decodes saturate at a batch of 256.
+    """
     cost = llama_13b()
-    table = Table(
-        "Sarathi, figure 4: tokens a millisecond of a layer, LLaMA-13B on A6000 (paper: prompts about 180 from 512 "
-        "tokens on, 12.5 % fewer at 256; decodes saturate at a batch of 256)",
-        ("phase", "tokens", "ours"),
-    )
     for phase, sizes in (("prefill", (128, 256, 512, 1024, 2048)), ("decode", (1, 18, 64, 128, 256, 512))):
         for size in sizes:
             work = StepWork.of([size], [size]) if phase == "prefill" else StepWork.of([1] * size, [1024] * size)
-            per_ms = size / cost.layer_time_s(work) / 1e3
-            table.add(phase, str(size), f"{per_ms:.1f}", phase=phase, tokens=size, tokens_per_ms=per_ms)
-    return table
+            yield {"phase": phase, "tokens": size, "tokens_per_ms": size / cost.layer_time_s(work) / 1e3}
 
 
-def figure_10(options: Options) -> Table:
-    """What the matmuls of a balanced run take, P:D = C / (B - 1), apart over mixed."""
+def figure_10(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 10: matmuls of a balanced run, baseline over Sarathi (paper: MLP 1.3 to 1.6, rest 1.05 to 1.38).
+
+    LLaMA-13B on A6000, P:D = C / (B - 1).
+    """
     cost = llama_13b()
-    table = Table(
-        "Sarathi, figure 10: time of matmuls, baseline over Sarathi, LLaMA-13B on A6000 (paper: MLP 1.3 to 1.6, "
-        "projections 1.05 to 1.38)",
-        ("chunk", "sequence tokens", "batch", "MLP", "projections"),
-    )
     rooflines = Rooflines(cost.profile, cost.shape.dtype)
     for chunk in (256, 512):
         for tokens, batch in ((1024, 6), (1024, 12), (1024, 18), (2048, 10), (3072, 6)):
             work = EqualRequests(tokens, chunk / (batch - 1), batch)
             steps = batch * work.prompt_tokens / (chunk - batch + 1)
-            ratios = {}
+            ratios: Figures = {}
             for name, matrices in (("mlp", cost.shape.dense_matrices), ("projections", cost.shape.attention_matrices)):
                 prompts_s, decode_s, mixed_s = (
                     sum(rooflines.matmul(rows, each.k, each.n).total_s for each in matrices)
                     for rows in (batch * work.prompt_tokens, batch, chunk)
                 )
                 ratios[name] = (prompts_s + work.output_tokens * decode_s) / (steps * mixed_s)
-            cells = [f"{ratio:.2f}" for ratio in ratios.values()]
-            table.add(str(chunk), f"{tokens:,}", str(batch), *cells, chunk=chunk, batch=batch, **ratios)
-    return table
+            yield {"tokens": tokens, "chunk": chunk, "batch": batch, **ratios}
 
 
-def batch_sizes(options: Options) -> Table:
-    """Sequences that fit, in 90 % of the card's memory."""
-    table = Table(
-        "Sarathi, figure 11 and table 4: sequences that fit",
-        ("model, GPU", "sequence tokens", "paper", "ours"),
-    )
+def batch_sizes(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 11 and table 4: sequences that fit in 90 % of the card's memory."""
     for name, cost, papers in (
         ("LLaMA-13B, A6000", llama_13b(), (18, 10, 6)),
         ("LLaMA-33B, A100", llama_33b(), (10, 5, 3)),
     ):
         for tokens, paper in zip((1024, 2048, 3072), papers, strict=True):
             budget = memory_budget(cost.shape, cost.profile, max_step_tokens=tokens, max_num_seqs=paper)
-            ours = budget.kv_tokens // tokens
-            table.add(name, f"{tokens:,}", str(paper), str(ours), model=name, tokens=tokens, paper=paper, ours=ours)
-    return table
+            yield {"model": name, "tokens": tokens, "paper": paper, "ours": budget.kv_tokens // tokens}
 
 
-def figure_11b(options: Options) -> Table:
-    """Gains over the baseline at the best P:D, by chunk size; Orca's chunk is a whole prompt. Also figure 13c."""
+def figure_11b(options: Options) -> Iterator[Figures]:
+    """Sarathi, figures 11b and 13c: the largest gain over all P:D by chunk, 1,024 tokens, batch 18, LLaMA-13B on A6000.
+
+    Orca's chunk is a whole prompt.
+    """
     cost = llama_13b()
-    table = Table(
-        "Sarathi, figures 11b and 13c: the largest gain over all P:D, 1,024 tokens, batch 18, LLaMA-13B on A6000",
-        ("chunk", "gain, paper", "ours", "at P:D"),
-    )
     works = [EqualRequests(1024, ratio, 18) for ratio in P_D_RATIOS]
     baselines = [tokens_per_s(BASELINE, 256, work, cost, options) for work in works]
     for name, chunk, paper in (
@@ -356,18 +261,12 @@ def figure_11b(options: Options) -> Table:
             for work, baseline in zip(works, baselines, strict=True)
         ]
         best = max(gains)
-        peak = P_D_RATIOS[gains.index(best)]
-        table.add(name, paper, f"{best:.2f}", str(peak), chunk=name, gain=best, peak=peak)
-    return table
+        yield {"chunk": name, "paper": paper, "gain": best, "peak": P_D_RATIOS[gains.index(best)]}
 
 
-def figure_11(options: Options) -> Table:
-    """Iteration-level scheduling at best, against the same baseline."""
+def figure_11(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 11: gains over the baseline at P:D = C / (B - 1), C = 256, Orca at best, LLaMA-13B on A6000."""
     cost = llama_13b()
-    table = Table(
-        "Sarathi, figure 11: gains over the baseline at P:D = C / (B - 1), C = 256, LLaMA-13B on A6000",
-        ("sequence tokens", "batch", "Orca at best, paper", "ours", "Sarathi, paper", "ours"),
-    )
     for tokens, batch, paper_orca, paper_sarathi in (
         (1024, 18, "1.11", 1.27),
         (2048, 10, "near 1", 1.25),
@@ -375,31 +274,19 @@ def figure_11(options: Options) -> Table:
     ):
         work = EqualRequests(tokens, 256 / (batch - 1), batch)
         baseline = tokens_per_s(BASELINE, 256, work, cost, options)
-        orca = tokens_per_s(ORCA, batch, work, cost, options) / baseline
-        sarathi = tokens_per_s(SARATHI, 256, work, cost, options) / baseline
-        table.add(
-            f"{tokens:,}",
-            str(batch),
-            paper_orca,
-            f"{orca:.2f}",
-            f"{paper_sarathi:.2f}",
-            f"{sarathi:.2f}",
-            tokens=tokens,
-            batch=batch,
-            orca=orca,
-            sarathi=sarathi,
-        )
-    return table
+        yield {
+            "tokens": tokens,
+            "batch": batch,
+            "paper_orca": paper_orca,
+            "orca": tokens_per_s(ORCA, batch, work, cost, options) / baseline,
+            "paper_sarathi": paper_sarathi,
+            "sarathi": tokens_per_s(SARATHI, 256, work, cost, options) / baseline,
+        }
 
 
-def figure_13(options: Options) -> Table:
-    """What chunks cost a prompt."""
-    cost = llama_13b()
-    table = Table(
-        "Sarathi, figure 13: time of a 1,024-token prompt in chunks, against whole, LLaMA-13B on A6000",
-        ("chunk", "attention, paper", "ours", "whole step, paper", "ours"),
-    )
-    prompt = 1024
+def figure_13(options: Options) -> Iterator[Figures]:
+    """Sarathi, figure 13: time of a 1,024-token prompt in chunks over whole, LLaMA-13B on A6000."""
+    cost, prompt = llama_13b(), 1024
     whole = cost.step(StepWork.of([prompt], [prompt]))
     for chunk, paper_attention, paper in (
         (64, "3", "about 5"),
@@ -408,16 +295,10 @@ def figure_13(options: Options) -> Table:
         (512, "", "at most 1.1"),
     ):
         steps = [cost.step(StepWork.of([chunk], [end])) for end in range(chunk, prompt + 1, chunk)]
-        attention = sum(step.attention_s for step in steps) / whole.attention_s
-        total = sum(step.total_s for step in steps) / whole.total_s
-        table.add(
-            str(chunk),
-            paper_attention,
-            f"{attention:.2f}",
-            paper,
-            f"{total:.2f}",
-            chunk=chunk,
-            attention=attention,
-            total=total,
-        )
-    return table
+        yield {
+            "chunk": chunk,
+            "paper_attention": paper_attention,
+            "attention": sum(step.attention_s for step in steps) / whole.attention_s,
+            "paper_total": paper,
+            "total": sum(step.total_s for step in steps) / whole.total_s,
+        }

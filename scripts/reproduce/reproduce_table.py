@@ -1,11 +1,13 @@
-"""What a reproduced claim gives back: a Markdown table with the paper's figures and ours."""
+"""What a reproduced claim gives: rows of figures, the paper's beside ours, that are printed as they are stored."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-Figures = dict[str, float | int | str]
+Figures = dict[str, Any]  # numbers and words
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +22,37 @@ class Options:
         return max(least, round(full * self.scale))
 
 
-@dataclass(slots=True)
-class Table:
-    """One claim."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: list[tuple[str, ...]] = field(default_factory=list)
-    figures: list[Figures] = field(default_factory=list)  # the same as data, one entry for each row
-
-    def add(self, *cells: str, **figures: float | int | str) -> None:
-        """A row as it is printed, and as data."""
-        assert len(cells) == len(self.header), "a cell for each column"
-        self.rows.append(cells)
-        self.figures.append({name: _rounded(value) for name, value in figures.items()})
-
-    def markdown(self) -> str:
-        """The title and the table."""
-        lines = [f"**{self.title}**", "", _line(self.header), _line(["---"] * len(self.header))]
-        return "\n".join(lines + [_line(row) for row in self.rows])
+Claim = Callable[[Options], Iterable[Figures]]  # the first line of its docstring is a title
 
 
-def _line(cells: tuple[str, ...] | list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def rounded(rows: Iterable[Figures]) -> list[Figures]:
+    """The same with five digits."""
+    return [
+        {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
-def _rounded(value: float | int | str) -> float | int | str:
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+def title(claim: Claim) -> str:
+    """What it is about."""
+    return (claim.__doc__ or "").strip().partition("\n")[0]
+
+
+def markdown(rows: Iterable[Figures]) -> str:
+    """A table with a column for each name, in the order in which they come; no row needs to have all."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return lines(names, ([written(row.get(name, "")) for name in names] for row in rows))
+
+
+def lines(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table of texts."""
+    header = list(header)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
+
+
+def written(value: float | int | str) -> str:
+    """Four digits of a fraction; all of a count."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if value < 1e4 else f"{value:,.0f}"

@@ -1,6 +1,6 @@
 """The Vasuki paper's evaluation (6.2): makespan, offloaded memory, batch sizes, cost. Llama-3-8B, contexts up to 4,096.
 
-Workloads are `planner_table`'s: rows of the arXiv summarisation trace, and made-up book chapters in place of the
+Workloads are `job_lengths`': rows of the arXiv summarisation trace, and made-up book chapters in place of the
 BWB trace, which is not public. Without --data, jobs/compare/summarise.csv stands in for the former. As in the paper a
 step has 512 tokens, and the A10 is also tried with the A40's times and its own memory, which is how the paper
 simulates it (6.1.2). Systems:
@@ -18,15 +18,16 @@ simulates it (6.1.2). Systems:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from planner_table import books, summaries
-from reproduce_table import Options, Table
+from job_lengths import books, summaries
+from reproduce_table import Figures, Options
 
 from vasuki.base.config import EngineConfig, KVConfig
 from vasuki.engine.batch import Batch, StepResult
@@ -179,14 +180,12 @@ def kv_bytes_with_outputs_free(lengths: Lengths, profile: HardwareProfile) -> in
     return round(kv_budget(profile).kv_bytes * growth)
 
 
-def figure_1(options: Options) -> Table:
-    """Makespan over chunk sizes: vLLM, which computes whole prompts first, and Sarathi with 24 GB and 1 TB."""
-    table = Table(
-        f"Vasuki, figure 1: makespan, A10 with A40 times, summarisation, {options.rows(ROWS, least=16):,} requests",
-        ("tokens a step", "vLLM, s", "Sarathi, s", "Sarathi, 1 TB, s", "sequences in a step of Sarathi"),
-    )
-    lengths, shape = next(iter(workloads(options).values())), SHAPE
-    small = card(PAPER_A10)
+def figure_1(options: Options) -> Iterator[Figures]:
+    """Vasuki, figure 1: makespan over chunk sizes, A10 with A40 times, summarisation.
+
+    vLLM, which computes whole prompts first, and Sarathi with 24 GB and 1 TB.
+    """
+    lengths, small = next(iter(workloads(options).values())), card(PAPER_A10)
     large = small.model_copy(update={"memory_mib": NO_LIMIT_MIB})
     for chunk in (256, 512, 1024, 2048, 4096):
         found = {}
@@ -197,174 +196,107 @@ def figure_1(options: Options) -> Table:
         ):
             tokens = max(chunk, 4096) if name == "vllm" else chunk  # a whole prompt has to fit
             engine = EngineConfig(policy=policy, chunk_tokens=tokens, max_num_seqs=MAX_NUM_SEQS)
-            plan = make_plan(
-                lengths, shape, profile, engine=engine, kv=KVConfig(block_tokens=BLOCK_TOKENS, offload="none")
+            kv = KVConfig(block_tokens=BLOCK_TOKENS, offload="none")
+            found[name] = simulate_plan(
+                make_plan(lengths, SHAPE, profile, engine=engine, kv=kv), lengths, SHAPE, profile
             )
-            found[name] = simulate_plan(plan, lengths, shape, profile)
-        seconds = {name: simulated.plan.makespan_s for name, simulated in found.items()}
-        mean_seqs = found["sarathi"].result.stats.mean_seqs
-        table.add(
-            f"{chunk:,}",
-            *(f"{value:,.0f}" for value in seconds.values()),
-            f"{mean_seqs:.1f}",
-            chunk=chunk,
-            mean_seqs=mean_seqs,
-            **{f"{name}_s": value for name, value in seconds.items()},
+        yield {
+            "chunk": chunk,
+            **{f"{name}_s": simulated.plan.makespan_s for name, simulated in found.items()},
+            "mean_seqs": found["sarathi"].result.stats.mean_seqs,
+        }
+
+
+def cases(options: Options) -> Iterator[tuple[str, str]]:
+    """Workloads and cards that most figures are about."""
+    return itertools.product(workloads(options), ("rtx4090", PAPER_A10, "a10"))
+
+
+def gains(options: Options, workload: str, card_name: str, names: Iterable[str]) -> dict[str, float]:
+    """Speed-ups over Sarathi on the same card: 0.1 is a tenth more rows a second."""
+    sarathi_s = run(options, workload, card_name, "Sarathi").makespan_s
+    return {name: sarathi_s / run(options, workload, card_name, name).makespan_s - 1 for name in names}
+
+
+def makespan(options: Options) -> Iterator[Figures]:
+    """Vasuki, figures 4 and 5: speed-up over Sarathi on the same card (paper: translation 36 %, summarisation 9 %)."""
+    for workload, card_name in cases(options):
+        yield {
+            "workload": workload,
+            "card": card_name,
+            "sarathi_s": run(options, workload, card_name, "Sarathi").makespan_s,
+            **gains(options, workload, card_name, COMPARED),
+        }
+
+
+def planned(options: Options) -> Iterator[Figures]:
+    """What vasuki plans, over Sarathi with 512 tokens a step: by its step size, its offload, or the rest."""
+    for workload, card_name in cases(options):
+        plan = run(options, workload, card_name, "plan").simulated.plan
+        gained = gains(options, workload, card_name, ("plan", "plan, no offload", "Sarathi, the plan's step"))
+        streams = plan.offload.mode == "stream"
+        yield {
+            "workload": workload,
+            "card": card_name,
+            "chunk_tokens": plan.chunk_tokens,
+            "offload": f"{plan.offload.streamed_layers} layers streamed" if streams else plan.offload.mode,
+            **gained,
+            "by_offload": gained["plan"] - gained["plan, no offload"],
+        }
+
+
+def offloaded(options: Options) -> Iterator[Figures]:
+    """Vasuki, figure 2: KV off the device in a step, translation on the A10 (paper: 99 % of steps at least 14 GB).
+
+    KV bytes that need no place on the device, by step (the paper's equation 1).
+    """
+    for card_name, name in itertools.product((PAPER_A10, "a10"), ("stream", "free copies")):
+        outcome = run(options, "translation", card_name, name)
+        resident = run(options, "translation", card_name, "order").simulated.plan.settings.num_blocks
+        share = 1 - resident / outcome.simulated.plan.settings.num_blocks
+        seen = outcome.distributions
+        low, middle = (
+            share * SHAPE.kv_bytes_per_token * value / 1e9
+            for value in percentiles(seen.context_tokens, seen.steps, (1, 50))
         )
-    return table
+        yield {
+            "card": card_name,
+            "system": name,
+            "layers": round(share * SHAPE.num_layers),
+            "percentile_1_gb": low,
+            "median_gb": middle,
+        }
 
 
-def makespan(options: Options) -> Table:
-    """Figures 4 and 5."""
-    table = Table(
-        f"Vasuki, figures 4 and 5: speed-up over Sarathi on the same card, {options.rows(ROWS, least=16):,} requests",
-        ("workload", "card", "Sarathi, s", "paper", *COMPARED),
-    )
-    for workload in workloads(options):
-        paper = "36 %" if workload == "translation" else "9 %"
-        for card_name in ("rtx4090", PAPER_A10, "a10"):
-            sarathi_s = run(options, workload, card_name, "Sarathi").makespan_s
-            gains = {name: sarathi_s / run(options, workload, card_name, name).makespan_s - 1 for name in COMPARED}
-            table.add(
-                workload,
-                card_name,
-                f"{sarathi_s:,.0f}",
-                paper,
-                *[f"{gain:+.0%}" for gain in gains.values()],
-                workload=workload,
-                card=card_name,
-                sarathi_s=sarathi_s,
-                **gains,
-            )
-    return table
-
-
-def planned(options: Options) -> Table:
-    """Where the plan's gain comes from: its step size, its offload, or the rest."""
-    table = Table(
-        f"What vasuki plans: speed-up over Sarathi with {CHUNK_TOKENS} tokens a step",
-        ("workload", "card", "tokens a step", "offload", "plan", "plan, no offload", "Sarathi, the plan's step"),
-    )
-    for workload in workloads(options):
-        for card_name in ("rtx4090", PAPER_A10, "a10"):
-            sarathi_s = run(options, workload, card_name, "Sarathi").makespan_s
-            plan = run(options, workload, card_name, "plan").simulated.plan
-            names = ("plan", "plan, no offload", "Sarathi, the plan's step")
-            gains = {name: sarathi_s / run(options, workload, card_name, name).makespan_s - 1 for name in names}
-            offload = (
-                f"{plan.offload.streamed_layers} layers streamed"
-                if plan.offload.mode == "stream"
-                else plan.offload.mode
-            )
-            table.add(
-                workload,
-                card_name,
-                str(plan.chunk_tokens),
-                offload,
-                *[f"{gain:+.1%}" for gain in gains.values()],
-                workload=workload,
-                card=card_name,
-                chunk_tokens=plan.chunk_tokens,
-                offload=offload,
-                by_offload=gains["plan"] - gains["plan, no offload"],
-                **gains,
-            )
-    return table
-
-
-def offloaded(options: Options) -> Table:
-    """Figure 2: KV bytes that need no place on the device, by step (the paper's equation 1)."""
-    table = Table(
-        "Vasuki, figure 2: KV off the device in a step, GB, translation on the A10 (paper: 99 % of steps at least 14)",
-        ("times of", "system", "layers off the device", "1st percentile", "median", "99th percentile"),
-    )
-    for card_name in (PAPER_A10, "a10"):
-        for name in ("stream", "free copies"):
-            outcome = run(options, "translation", card_name, name)
-            resident = run(options, "translation", card_name, "order").simulated.plan.settings.num_blocks
-            share = 1 - resident / outcome.simulated.plan.settings.num_blocks
-            seen = outcome.distributions
-            low, middle, high = (
-                share * SHAPE.kv_bytes_per_token * value / 1e9
-                for value in percentiles(seen.context_tokens, seen.steps, (1, 50, 99))
-            )
-            layers = round(share * SHAPE.num_layers)
-            table.add(
-                "A40" if card_name == PAPER_A10 else "A10",
-                name,
-                f"{layers} of {SHAPE.num_layers}",
-                f"{low:.2f}",
-                f"{middle:.2f}",
-                f"{high:.2f}",
-                card=card_name,
-                system=name,
-                layers=layers,
-                percentile_1_gb=low,
-                median_gb=middle,
-            )
-    return table
-
-
-def batch_sizes(options: Options) -> Table:
-    """Figure 3."""
-    table = Table(
-        "Vasuki, figure 3: sequences in a step on the A10 (paper, translation: twice as many as Sarathi)",
-        ("workload", "system", "10th percentile", "median", "90th percentile", "mean against Sarathi"),
-    )
+def batch_sizes(options: Options) -> Iterator[Figures]:
+    """Vasuki, figure 3: sequences in a step on the A10 (paper, translation: twice as many as Sarathi)."""
     for workload in workloads(options):
         sarathi = run(options, workload, PAPER_A10, "Sarathi").simulated.result.stats.mean_seqs
         for name in ("Sarathi", *COMPARED):
             outcome = run(options, workload, PAPER_A10, name)
-            low, middle, high = percentiles(outcome.distributions.sequences, outcome.distributions.steps, (10, 50, 90))
+            [middle] = percentiles(outcome.distributions.sequences, outcome.distributions.steps, (50,))
             ratio = outcome.simulated.result.stats.mean_seqs / sarathi
-            table.add(
-                workload,
-                name,
-                f"{low:.0f}",
-                f"{middle:.0f}",
-                f"{high:.0f}",
-                f"{ratio:.2f}",
-                workload=workload,
-                system=name,
-                median=middle,
-                ratio=ratio,
-            )
-    return table
+            yield {"workload": workload, "system": name, "median": middle, "ratio": ratio}
 
 
-def by_batch(options: Options) -> Table:
-    """Figures 2 to 5 once more by the paper's own mechanism: each batch's depth by Algorithms 1 and 2, over Sarathi."""
+def by_batch(options: Options) -> Iterator[Figures]:
+    """Vasuki, figures 2 to 5 by the paper's own mechanism, each batch's depth by Algorithms 1 and 2: over Sarathi."""
     few = Options(options.data, options.scale / 4)  # every batch is decided and simulated by itself
-    table = Table(
-        f"Vasuki, a depth for each batch: over Sarathi on the same card, {few.rows(ROWS, least=16):,} requests",
-        ("workload", "card", "conditions", "speed-up", "KV off the device in 99 % of steps, GB", "sequences in a step"),
-    )
-    for workload in workloads(few):
-        for card_name in ("rtx4090", PAPER_A10, "a10"):
-            sarathi = run(few, workload, card_name, "Sarathi")
-            for name in ("as printed", "as corrected"):
-                outcome = run(few, workload, card_name, name)
-                seen = outcome.distributions
-                away = [round(share * tokens) for share, tokens in zip(seen.away, seen.context_tokens, strict=True)]
-                [tokens] = percentiles(away, seen.steps, (1,))
-                gain = sarathi.makespan_s / outcome.makespan_s - 1
-                gb = tokens * SHAPE.kv_bytes_per_token / 1e9
-                ratio = outcome.simulated.result.stats.mean_seqs / sarathi.simulated.result.stats.mean_seqs
-                table.add(
-                    workload,
-                    card_name,
-                    name,
-                    f"{gain:+.0%}",
-                    f"{gb:.2f}",
-                    f"{ratio:.2f}",
-                    workload=workload,
-                    card=card_name,
-                    conditions=name,
-                    gain=gain,
-                    percentile_1_gb=gb,
-                    ratio=ratio,
-                )
-    return table
+    for workload, card_name in cases(few):
+        sarathi = run(few, workload, card_name, "Sarathi")
+        for name in ("as printed", "as corrected"):
+            outcome = run(few, workload, card_name, name)
+            seen = outcome.distributions
+            away = [round(share * tokens) for share, tokens in zip(seen.away, seen.context_tokens, strict=True)]
+            [tokens] = percentiles(away, seen.steps, (1,))
+            yield {
+                "workload": workload,
+                "card": card_name,
+                "conditions": name,
+                "gain": sarathi.makespan_s / outcome.makespan_s - 1,
+                "percentile_1_gb": tokens * SHAPE.kv_bytes_per_token / 1e9,
+                "ratio": outcome.simulated.result.stats.mean_seqs / sarathi.simulated.result.stats.mean_seqs,
+            }
 
 
 def percentiles(values: list[int], weights: list[int], ranks: Iterable[float]) -> list[float]:
@@ -375,25 +307,11 @@ def percentiles(values: list[int], weights: list[int], ranks: Iterable[float]) -
     return [float(values[order[min(position, len(values) - 1)]]) for position in positions]
 
 
-def layers(options: Options) -> Table:
-    """Figure 7: layers that can be streamed, by what their copies are hidden behind.
+def layers(options: Options) -> Iterator[Figures]:
+    """Vasuki, figure 7: layers of 32 that need no place on the device, by what hides their copies (paper: 30).
 
     The batch fills the KV memory that the card has without offload, and its step computes 512 tokens.
     """
-    table = Table(
-        "Vasuki, figure 7: layers of 32 that need no place on the device (paper: 30)",
-        (
-            "card",
-            "context tokens",
-            "a layer's copies, ms",
-            "a layer, ms",
-            "a step, ms",
-            "algorithm 1",
-            "algorithm 2",
-            "evenly spaced",
-            "algorithm 2 against the step's time",
-        ),
-    )
     for card_name in ("rtx4090", PAPER_A10, "a10"):
         profile = card(card_name)
         cost = CostModel(SHAPE, profile)
@@ -404,66 +322,40 @@ def layers(options: Options) -> Table:
         layer_s, step_s = cost.layer_time_s(work), cost.step_time_s(work)
         per_token = SHAPE.kv_bytes_per_token_per_layer
         traffic = LayerTraffic(budget.kv_tokens * per_token, CHUNK_TOKENS * per_token, BLOCK_TOKENS * per_token)
-        copies_s = traffic.transfer_s(profile.link, 1)
-        first_last = max_layers_first_last(SHAPE.num_layers, layer_s, traffic, profile.link)
-        ring = ring_layers(SHAPE.num_layers, layer_s, traffic, profile.link)
         spread, buffers = spread_layers(SHAPE.num_layers, layer_s, traffic, profile.link)
-        against_step = ring_layers(SHAPE.num_layers, step_s, traffic, profile.link)
-        table.add(
-            card_name,
-            f"{budget.kv_tokens:,}",
-            f"{copies_s * 1e3:.1f}",
-            f"{layer_s * 1e3:.2f}",
-            f"{step_s * 1e3:.0f}",
-            str(first_last),
-            str(ring),
-            str(max(0, spread - buffers)),
-            str(against_step),
-            card=card_name,
-            copies_ms=copies_s * 1e3,
-            layer_ms=layer_s * 1e3,
-            step_ms=step_s * 1e3,
-            first_last=first_last,
-            ring=ring,
-            spread=max(0, spread - buffers),
-            ring_against_step=against_step,
-        )
-    return table
+        yield {
+            "card": card_name,
+            "copies_ms": traffic.transfer_s(profile.link, 1) * 1e3,
+            "layer_ms": layer_s * 1e3,
+            "step_ms": step_s * 1e3,
+            "first_last": max_layers_first_last(SHAPE.num_layers, layer_s, traffic, profile.link),
+            "ring": ring_layers(SHAPE.num_layers, layer_s, traffic, profile.link),
+            "spread": max(0, spread - buffers),
+            "ring_against_step": ring_layers(SHAPE.num_layers, step_s, traffic, profile.link),
+        }
 
 
-def cost(options: Options) -> Table:
-    """Figure 6: QPS / ($ per FP32 gigaflop per watt), on the A10 over Sarathi on the A40; and in money."""
-    table = Table(
-        "Vasuki, figure 6: requests for the same cost, on the A10 over Sarathi on the A40",
-        ("workload", "A10 times", "system", "makespan over A40's", "QPS / cost, paper", "ours", "by price per hour"),
-    )
+def cost(options: Options) -> Iterator[Figures]:
+    """Vasuki, figure 6: requests for the same cost, on the A10 over Sarathi on the A40 (paper: 3.4 and about 10).
+
+    By QPS / ($ per FP32 gigaflop per watt), and by price.
+    """
     a10, a40 = find_profile("a10"), find_profile("a40")
     metric, price = _ratio(a40, a10, "dollars_per_fp32_gflop_per_watt"), _price(a40) / _price(a10)
+    paper_a10 = ("Sarathi", "stream", "outputs free", "free copies", "plan")
     for workload in workloads(options):
         sarathi_s = run(options, workload, "a40", "Sarathi").makespan_s
-        paper = "3.4" if workload == "translation" else "about 10"
-        for card_name, names in (
-            (PAPER_A10, ("Sarathi", "stream", "outputs free", "free copies", "plan")),
-            ("a10", ("Sarathi", "plan")),
-        ):
+        for card_name, names in ((PAPER_A10, paper_a10), ("a10", ("Sarathi", "plan"))):
             for name in names:
                 slower = run(options, workload, card_name, name).makespan_s / sarathi_s
-                table.add(
-                    workload,
-                    "A40's" if card_name == PAPER_A10 else "its own",
-                    name,
-                    f"{slower:.2f}",
-                    paper,
-                    f"{metric / slower:.2f}",
-                    f"{price / slower:.2f}",
-                    workload=workload,
-                    card=card_name,
-                    system=name,
-                    makespan_ratio=slower,
-                    qps_per_cost=metric / slower,
-                    by_price=price / slower,
-                )
-    return table
+                yield {
+                    "workload": workload,
+                    "card": card_name,
+                    "system": name,
+                    "makespan_ratio": slower,
+                    "qps_per_cost": metric / slower,
+                    "by_price": price / slower,
+                }
 
 
 def _ratio(first: HardwareProfile, second: HardwareProfile, name: str) -> float:

@@ -120,12 +120,20 @@ def update(claims: Claims) -> None:
 def store(claims: Claims, file: Path) -> Claims:
     """Replace the figures of some claims; returns all figures."""
     found = read(file) | claims
-    lines = (
-        f"{json.dumps(name)}: [\n  " + ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]"
-        for name, rows in found.items()
-    )
-    file.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    write_rows(found, file)
     return found
+
+
+def write_rows(found: dict[str, Any], file: Path) -> None:
+    """As JSON, with a line for each row of a list."""
+
+    def text(value: Any) -> str:
+        if not isinstance(value, list):
+            return json.dumps(value, ensure_ascii=False)
+        return "[\n  " + ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value) + "\n]"
+
+    parts = ",\n".join(f"{json.dumps(name)}: {text(value)}" for name, value in found.items())
+    file.write_text(f"{{\n{parts}\n}}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
