@@ -131,7 +131,7 @@ class _Clocks:
     def __enter__(self) -> _Clocks:
         self._watch(ragged_attention, "attend", "attention")
         self._watch(ragged_executor.RaggedExecutor, "_logits", "forward")
-        self._watch(ragged_executor, "build_inputs", "inputs")
+        self._watch(ragged_executor, "lay_out", "inputs")
         self._watch(ragged_executor, "sample", "sampling")
         self._watch(Scheduler, "schedule", "scheduling")
         self._watch(Scheduler, "advance", "scheduling")

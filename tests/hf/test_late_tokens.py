@@ -11,7 +11,7 @@ from tiny_models import ARCHITECTURES, NoTokenizer, hopeful, load, prompts, refe
 from vasuki.engine.policy import POLICIES, Admission
 from vasuki.engine.sequence import FinishReason, Sequence
 from vasuki.hf import ragged_executor
-from vasuki.hf.attention.inputs import build_inputs
+from vasuki.hf.attention.inputs import lay_out
 
 CAREFUL = dataclasses.replace(POLICIES["vasuki"], admission=Admission.PEAK)
 
@@ -73,9 +73,9 @@ def test_the_next_step_is_launched_before_tokens_are_known(monkeypatch: pytest.M
 
     def watch(batch: Any, *args: Any) -> Any:
         known.extend(chunk.sequence.num_pending_tokens for chunk in batch.chunks if chunk.samples)
-        return build_inputs(batch, *args)
+        return lay_out(batch, *args)
 
-    monkeypatch.setattr(ragged_executor, "build_inputs", watch)
+    monkeypatch.setattr(ragged_executor, "lay_out", watch)
     run(load("llama"), requests_of(prompts()))
     assert set(known) == {0}
     known.clear()

@@ -19,7 +19,7 @@ from vasuki.engine.sequence import Sequence, TokenLogprob
 from vasuki.engine.settings import EngineSettings
 from vasuki.engine.shaping import Shaping, Similar, shaping_of
 from vasuki.hf.attention.chunks import AttentionKernels
-from vasuki.hf.attention.inputs import LastTokens, Mover, StepInputs, build_inputs
+from vasuki.hf.attention.inputs import LaidOut, LastTokens, Mover, StepInputs, lay_out
 from vasuki.hf.constraints import Constraints
 from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import RECORD_AFTER, Answers, StepGraphs, record_on_device
@@ -246,9 +246,9 @@ class RaggedExecutor:
         if self.graphs is None:
             logits = self._logits(batch)
         elif edits or self.alternatives or any(map(draws, sequences)):
-            [logits] = self.graphs(self._inputs(batch), self._all_logits)
+            [logits] = self.graphs(self._laid_out(batch), self._all_logits)
         else:
-            _, *sampled = self.graphs(self._inputs(batch), self._likeliest)
+            _, *sampled = self.graphs(self._laid_out(batch), self._likeliest)
             return Sampled(*(each.clone() for each in sampled))  # what a graph leaves is overwritten by the next
         return self._chosen(logits, sequences)
 
@@ -264,7 +264,8 @@ class RaggedExecutor:
         sampling = [(index, chunk.sequence) for index, chunk in enumerate(batch.chunks) if chunk.samples]
         drawn = [row for row, (_, sequence) in enumerate(sampling) if not sequence.request.num_read]
         lasts = np.cumsum([chunk.num_tokens for chunk in batch.chunks]) - 1
-        inputs = self._inputs(batch, np.concatenate([positions.places, lasts[[sampling[row][0] for row in drawn]]]))
+        wanted = np.concatenate([positions.places, lasts[[sampling[row][0] for row in drawn]]])
+        inputs = self._laid_out(batch, wanted).on_device()
         with self.states.step(batch) if self.states else nullcontext():
             logits = self.forward(inputs)
         ended = self.readings.add(batch, positions, logits[:count])
@@ -313,14 +314,14 @@ class RaggedExecutor:
         if self.unpacked is not None:
             return self.unpacked(batch)
         with self.states.step(batch) if self.states else nullcontext():
-            return self.forward(self._inputs(batch))
+            return self.forward(self._laid_out(batch).on_device())
 
-    def _inputs(self, batch: Batch, wanted: Ints | None = None) -> StepInputs:
+    def _laid_out(self, batch: Batch, wanted: Ints | None = None) -> LaidOut:
         moving = None
         if self.offload is not None:
             self.offload.begin_call(batch.chunks)
             moving = None if self.offload.is_quiet else self.offload
-        return build_inputs(batch, self.cache, self.attention, moving, self._last_tokens, wanted)
+        return lay_out(batch, self.cache, self.attention, moving, self._last_tokens, wanted)
 
     def _all_logits(self, step: StepInputs) -> Answers:
         return (self.forward(step),)

@@ -13,7 +13,7 @@ from gpu_sections.kernels import batch_of
 from gpu_sections.setting import Finding, Setting
 from vasuki.engine.batch import Batch
 from vasuki.hf.attention.chunks import AttentionKernels
-from vasuki.hf.attention.inputs import build_inputs
+from vasuki.hf.attention.inputs import lay_out
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.ragged_executor import RaggedExecutor
@@ -68,5 +68,5 @@ def _steps(prompt: list[int], tables: np.ndarray) -> list[Batch]:
 def _apart(executor: RaggedExecutor, batch: Batch) -> float:
     """How far two rows' logits are apart, as a share of the largest."""
     with torch.inference_mode():
-        first, last = executor.forward(build_inputs(batch, executor.cache, executor.attention)).float()
+        first, last = executor.forward(lay_out(batch, executor.cache, executor.attention).on_device()).float()
     return float((first - last).abs().max() / first.abs().max())

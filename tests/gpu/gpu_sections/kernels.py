@@ -11,7 +11,7 @@ import torch
 from gpu_sections.setting import Ceilings, Finding, Setting
 from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
-from vasuki.hf.attention.inputs import build_inputs
+from vasuki.hf.attention.inputs import lay_out
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.attention.ragged_attention import attend
 from vasuki.hf.kernels.paged_attention import load_kernel
@@ -125,13 +125,13 @@ def compare(
         kernel = tile_attention(layout, shape.num_heads // shape.num_kv_heads, setting.dtype, device)
     else:
         kernel = load_kernel((shape.head_dim,), setting.dtype)
-    step, plain = build_inputs(batch, cache, AttentionKernels(kernel)), build_inputs(batch, cache, _TORCH)
+    step, plain = lay_out(batch, cache, AttentionKernels(kernel)).on_device(), lay_out(batch, cache, _TORCH).on_device()
     ways: dict[str, Callable[[], torch.Tensor]] = {
         "engine": lambda: attend(query, key, value, 0, step, variant),
         "torch operators": lambda: attend(query, key, value, 0, plain, variant),
     }
     if setting.on_gpu and kernel is not None:
-        ours = build_inputs(batch, cache, AttentionKernels(kernel, "paged"))
+        ours = lay_out(batch, cache, AttentionKernels(kernel, "paged")).on_device()
         ways["Triton's kernel"] = lambda: attend(query, key, value, 0, ours, variant)
     if not why_unavailable(setting.dtype, device, shape.head_dim):
         for paged in (False, True) if can_page(block_tokens) else (False,):

@@ -53,6 +53,7 @@ def _run(
     record_after: int = 1,
     kernels: AttentionKernels | None = None,
     chunk_tokens: int = 64,
+    steps_ahead: int = 0,
     **sampling: Any,
 ) -> tuple[Rows, StepGraphs]:
     """In memory full of poison, but for the block of padding, whose first tokens are written before they are read."""
@@ -63,6 +64,7 @@ def _run(
     for layer in cache.layers:
         layer.fill_(1e4)
     executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels)
+    executor.most_ahead = steps_ahead
     executor.graphs = StepGraphs(cache, executor.attention, loaded.max_context, max_num_seqs, record, record_after)
     rows = Rows()
     drain(requests_of(prompts(), **sampling), scheduler, executor, rows)
@@ -122,6 +124,32 @@ def test_recorded_prompts_equal_generate(
     assert any(size.samples < size.tokens for size in sizes)
     assert max(size.tokens for size in sizes) == LEAST_RECORDED_TOKENS, "the largest comes first"
     assert not caplog.messages
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("chunk_tokens", [7, 64])
+def test_tokens_that_the_host_has_not_seen_are_taken_from_the_step_before(
+    temperature: float, chunk_tokens: int, kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more rows and of fewer, launched and recorded."""
+    chosen, late = AttentionKernels(load("llama").kernel, "auto"), []
+    send = _Recorded._send
+
+    def watched(self: _Recorded, step: inputs.LaidOut | None) -> None:
+        late.append(step is not None and step.late.any())
+        send(self, step)
+
+    monkeypatch.setattr(_Recorded, "_send", watched)
+
+    def run(record_after: int, steps_ahead: int) -> tuple[Rows, StepGraphs]:
+        sampling: dict[str, Any] = {"temperature": temperature, "seed": 3}
+        return _run("llama", _as_it_is, 9, record_after, chosen, chunk_tokens, steps_ahead, **sampling)
+
+    at_once, _ = run(10**6, 0)
+    rows, graphs = run(2, 1)
+    assert rows.outputs == at_once.outputs
+    assert graphs.replayed_steps > 5
+    assert sum(late) > 5
 
 
 def test_drawn_tokens_and_log_probabilities_are_those_of_launched_steps(kernels: CPUKernels) -> None:
@@ -187,10 +215,10 @@ def test_rows_that_are_longer_than_was_foreseen_are_launched(kernels: CPUKernels
     watched: list[bool] = []
     size_of = executor.graphs._size_of
 
-    def watch(step: inputs.StepInputs) -> GraphSize | None:
+    def watch(step: inputs.LaidOut) -> GraphSize | None:
         size = size_of(step)
         watched.append(step.chunks.width <= 2)
-        assert (size is not None) == watched[-1] or step.input_ids.shape[1] > 64
+        assert (size is not None) == watched[-1] or len(step.token_ids) > 64
         return size
 
     executor.graphs._size_of = watch  # type: ignore[method-assign]
@@ -214,7 +242,7 @@ def test_what_cannot_be_replayed_is_computed(
 ) -> None:
     own = _Recorded.__call__
 
-    def answer(self: _Recorded, step: inputs.StepInputs) -> Answers:
+    def answer(self: _Recorded, step: inputs.LaidOut) -> Answers:
         answers = own(self, step)
         self._own[0].mul_({"to answer a number": float("nan"), "to answer the same": 1.1}.get(fails, 1.0))
         return answers
@@ -307,21 +335,22 @@ def test_padding_reads_and_writes_its_own_block_alone(monkeypatch: pytest.Monkey
         assert torch.equal(written.nonzero(), torch.tensor([[1, 200], [2, 5], [2, 7], [4, 0]]))
 
 
-def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.StepInputs:
+def _step(cache: KVCache, positions: np.ndarray, tables: np.ndarray) -> inputs.LaidOut:
     """Single tokens at these positions."""
     count = len(positions)
     blocks = tables[np.arange(count), positions // cache.block_tokens]
-    slots = torch.from_numpy(blocks * cache.block_tokens + positions % cache.block_tokens)
     ones = np.ones(count, np.int64)
     placed = chunks.PlacedChunks(np.arange(count), ones, positions, 0 * ones)
-    return inputs.StepInputs(
-        input_ids=torch.arange(3, 3 + count).unsqueeze(0),
-        position_ids=torch.from_numpy(positions).unsqueeze(0),
-        rows=cache.rows_of_slots(slots),
-        sample_positions=torch.arange(count),
+    return inputs.LaidOut(
+        token_ids=np.arange(3, 3 + count),
+        late=0 * ones,
+        positions=positions,
+        slots=blocks * cache.block_tokens + positions % cache.block_tokens,
+        wanted=np.arange(count),
         cache=cache,
         offload=None,
-        chunks=chunks.Chunks(placed, np.arange(len(ones)), tables, cache, AttentionKernels()),
+        chunks=chunks.Chunks(placed, np.arange(count), tables, cache, AttentionKernels()),
+        last_tokens=None,
     )
 
 

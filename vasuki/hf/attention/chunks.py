@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -12,7 +13,7 @@ import torch
 
 from vasuki.base.arrays import Ints
 from vasuki.hf.kernels import varlen
-from vasuki.hf.kernels.transfer import to_device
+from vasuki.hf.kernels.transfer import Shapes, to_device
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.machines.profile import AttentionChoice
@@ -84,7 +85,6 @@ class PagedTiles:
     Attributes:
         tiles: int64 `[count, 5]`: first token in the packed batch, tokens, position of the first, row of `tables`, and
             whether they are of an output.
-        num_tokens: of all tiles.
         longest: most tokens of a tile, or of one that may be loaded later.
         sampled: tiles of those tokens alone whose logits are wanted.
         tables: int64 `[num_chunks, width]`, padded with anything.
@@ -100,38 +100,35 @@ class PagedTiles:
         longest: int = 1,
     ) -> None:
         self.kernel = kernel
-        firsts, lengths, starts, prompts = chunks
-        of_prompt = np.clip(prompts - starts, 0, lengths)
-        tokens = np.stack([of_prompt, lengths - of_prompt])  # [2, num_chunks], as is all that counts pieces
-        sizes = np.array([[kernel.tile_tokens], [kernel.output_tile_tokens]])
-        counts = -(-tokens // sizes)
-        generated, chunk_of = (np.repeat(each.reshape(-1), counts.reshape(-1)) for each in np.indices(tokens.shape))
-        behind = np.arange(len(chunk_of)) - np.repeat(np.cumsum(counts) - counts.reshape(-1), counts.reshape(-1))
-        skipped = behind * sizes[generated, 0]  # of the tokens of a piece
-        taken = np.minimum(tokens[generated, chunk_of] - skipped, sizes[generated, 0])
-        skipped += generated * of_prompt[chunk_of]
-        every = np.stack([firsts[chunk_of] + skipped, taken, starts[chunk_of] + skipped, chunk_of, generated], axis=1)
-        chunk_of = np.searchsorted(firsts, wanted, side="right") - 1
-        positions = starts[chunk_of] + wanted - firsts[chunk_of]
-        alone = np.stack([wanted, np.ones_like(wanted), positions, chunk_of, positions >= prompts[chunk_of]], axis=1)
-        self.num_tokens = int(lengths.sum())
-        self.longest = max(longest, int(taken.max()))
-        on_device = to_device(
-            device, *(each.reshape(-1) for each in (_most_work_first(every), _most_work_first(alone), tables))
-        )
+        every, alone = tiles_of(kernel, chunks), _single_tiles(chunks, wanted)
+        self.longest = max(longest, int(every[:, 1].max()))
+        on_device = to_device(device, *(each.reshape(-1) for each in (every, alone, tables)))
         self.tiles, self.sampled = (each.view(-1, TILE_NUMBERS) for each in on_device[:2])
         self.tables = on_device[2].view(tables.shape)
 
-    def load_contexts(self, other: PagedTiles, padding_block: int) -> None:
-        """Attend from now on in another step's tiles, from the same memory as before, where each was of one token.
-        Tokens beyond `other`'s see the first token of `padding_block`."""
-        count, (num_chunks, width) = len(other.tiles), other.tables.shape
-        padded = count + self.num_tokens - other.num_tokens
-        self.tiles[:count].copy_(other.tiles)
-        self.tiles[count:padded].copy_(self._padding[other.num_tokens :])
-        self.tiles[padded:].zero_()  # of no tokens: tiles of several leave fewer
-        self.tables[:num_chunks, :width].copy_(other.tables)
-        self.tables[num_chunks:].fill_(padding_block)
+    # --- in memory that stays, where each tile was of one token ------------------------------------------------------
+
+    def shapes(self) -> Shapes:
+        """What it has there: a tile for each token, and a table for each tile and one for padding, which comes last."""
+        count, width = self.tables.shape
+        return {"tiles": (tuple(self.tiles.shape), np.int64), "tables": ((count + 1, width), np.int64)}
+
+    def move_to(self, there: Mapping[str, torch.Tensor], padding_block: int) -> None:
+        """Attend from now on as is said there, where tables are `padding_block` alone until others come."""
+        self.tiles, self.tables = there["tiles"], there["tables"].fill_(padding_block)
+
+    def write(self, here: Mapping[str, np.ndarray], chunks: PlacedChunks, tables: Ints, padding_block: int) -> int:
+        """Say how a step attends; tokens beyond its own each see the beginning of `padding_block`. Returns how many
+        rows of tables that takes."""
+        num_chunks, width = tables.shape
+        tiles, num_tokens, room = tiles_of(self.kernel, chunks), int(chunks.lengths.sum()), len(here["tiles"])
+        count = len(tiles) + room - num_tokens
+        here["tiles"][: len(tiles)] = tiles
+        here["tiles"][len(tiles) : count] = 0, 1, 0, room, 1
+        here["tiles"][len(tiles) : count, 0] = np.arange(num_tokens, room)
+        here["tiles"][count:] = 0  # of no tokens: tiles of several leave fewer
+        here["tables"][:num_chunks, :width] = tables
+        return int(num_chunks)
 
     def at(self, slots: torch.Tensor) -> PagedTiles:
         """The same with each block `b` at `slots[b]`."""
@@ -139,12 +136,30 @@ class PagedTiles:
         elsewhere.tables = slots[self.tables]
         return elsewhere
 
-    @cached_property
-    def _padding(self) -> torch.Tensor:
-        """Tiles of single tokens, each at the beginning of its own table."""
-        rows = torch.arange(len(self.tables), device=self.tables.device)
-        ones = torch.ones_like(rows)
-        return torch.stack([rows, ones, torch.zeros_like(rows), rows, ones], dim=1)
+
+def tiles_of(kernel: TileKernel, chunks: PlacedChunks) -> Ints:
+    """Tiles of all tokens: int64 `[count, 5]`, as in `PagedTiles`."""
+    firsts, lengths, starts, prompts = chunks
+    of_prompt = np.clip(prompts - starts, 0, lengths)
+    tokens = np.stack([of_prompt, lengths - of_prompt])  # [2, num_chunks], as is all that counts pieces
+    sizes = np.array([[kernel.tile_tokens], [kernel.output_tile_tokens]])
+    counts = -(-tokens // sizes)
+    generated, chunk_of = (np.repeat(each.reshape(-1), counts.reshape(-1)) for each in np.indices(tokens.shape))
+    behind = np.arange(len(chunk_of)) - np.repeat(np.cumsum(counts) - counts.reshape(-1), counts.reshape(-1))
+    skipped = behind * sizes[generated, 0]  # of the tokens of a piece
+    taken = np.minimum(tokens[generated, chunk_of] - skipped, sizes[generated, 0])
+    skipped += generated * of_prompt[chunk_of]
+    every = np.stack([firsts[chunk_of] + skipped, taken, starts[chunk_of] + skipped, chunk_of, generated], axis=1)
+    return _most_work_first(every)
+
+
+def _single_tiles(chunks: PlacedChunks, wanted: Ints) -> Ints:
+    """Tiles of these tokens, one of each."""
+    firsts, _, starts, prompts = chunks
+    chunk_of = np.searchsorted(firsts, wanted, side="right") - 1
+    positions = starts[chunk_of] + wanted - firsts[chunk_of]
+    alone = np.stack([wanted, np.ones_like(wanted), positions, chunk_of, positions >= prompts[chunk_of]], axis=1)
+    return _most_work_first(alone)
 
 
 def _most_work_first(tiles: Ints) -> Ints:
@@ -231,12 +246,30 @@ class Chunks:
         parts = self._placed, self._wanted, self._tables, self._cache.device
         return PagedTiles(self.kernels.ours, *parts, self._reserve.tile)
 
-    def load_contexts(self, other: Chunks, padding_block: int) -> None:
-        """Attend from now on as another step does, from the same memory as before, where each chunk was of one token.
-        Tokens beyond `other`'s see the first token of `padding_block`."""
-        for view in ("packed", "tiles"):
-            if (own := vars(self).get(view)) is not None:  # it has been asked for
-                own.load_contexts(getattr(other, view), padding_block)
+    # --- in memory that stays, where each chunk was of one token -----------------------------------------------------
+
+    @property
+    def _views(self) -> list[PagedVarlen | PagedTiles]:
+        """What has been asked for."""
+        return [view for name in ("packed", "tiles") if (view := vars(self).get(name)) is not None]
+
+    def shapes(self) -> Shapes:
+        """What its kernels read there."""
+        return {name: shape for view in self._views for name, shape in view.shapes().items()}
+
+    def move_to(self, there: Mapping[str, torch.Tensor], padding_block: int) -> None:
+        """Attend from now on as is said there."""
+        for view in self._views:
+            view.move_to(there, padding_block)
+
+    def write(self, here: Mapping[str, np.ndarray], step: Chunks | None, padding_block: int) -> int:
+        """Say how a step attends, or one that is padding alone: tokens beyond those of its chunks each see the first
+        token of `padding_block`. Returns how many rows of the last array that takes."""
+        nothing = np.zeros(0, np.int64)
+        placed, tables = PlacedChunks(*[nothing] * 4), nothing.reshape(0, 0)
+        if step is not None:
+            placed, tables = step._placed, step._tables
+        return [view.write(here, placed, tables, padding_block) for view in self._views][-1]
 
     def at(self, slots: torch.Tensor) -> Chunks:
         """The chunks with each block `b` at `slots[b]`, int64 `[num_blocks]`: another layer's part of it."""

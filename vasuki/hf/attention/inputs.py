@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,62 +52,103 @@ class LastTokens:
 
     Args:
         sequences: those that were sampled for.
-        token_ids: int64 `[num_sequences]`.
+        token_ids: int64 `[num_sequences]`; negative for a row without one.
     """
 
     def __init__(self, sequences: list[Sequence], token_ids: torch.Tensor) -> None:
-        self._row_of = {sequence: row for row, sequence in enumerate(sequences)}
-        self._token_ids = token_ids
+        self._place_of = {sequence: place for place, sequence in enumerate(sequences, 1)}
+        self.token_ids = token_ids
 
-    def fill_in(self, input_ids: torch.Tensor, batch: Batch, lasts: Ints) -> None:
-        """Give each chunk that ends with a pending token that token; `lasts` are the places behind the chunks."""
-        chunks = zip(batch.chunks, lasts, strict=True)
-        late = [
-            (last - 1, self._row_of[c.sequence]) for c, last in chunks if c.samples and c.sequence.num_pending_tokens
-        ]
-        if late:
-            places, rows = to_device(input_ids.device, *np.array(late).T)
-            input_ids[places] = self._token_ids[rows].clamp(min=0)  # a row without a token ends, whatever follows
+    def late(self, batch: Batch, lasts: Ints) -> Ints:
+        """Which of these each token of a batch is, counted from 1, and 0 for those that the host knows; `lasts` are the
+        places behind the chunks."""
+        late = np.zeros(lasts[-1], np.int64)
+        for chunk, last in zip(batch.chunks, lasts, strict=True):
+            if chunk.samples and chunk.sequence.num_pending_tokens:
+                late[last - 1] = self._place_of[chunk.sequence]
+        return late
 
 
-def build_inputs(
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """The chunks of a batch end to end, as numbers on the host."""
+
+    token_ids: Ints  # [num_tokens], 0 where late
+    late: Ints  # [num_tokens], see `LastTokens`
+    positions: Ints  # [num_tokens], restarting with every chunk
+    slots: Ints  # [num_tokens], where each token's key and value go
+    wanted: Ints  # [num_wanted], tokens whose logits are
+    cache: KVCache
+    offload: Mover | None
+    chunks: Chunks
+    last_tokens: LastTokens | None  # those that are late
+
+    @property
+    def rows(self) -> Ints:
+        """`[2, num_tokens]`, see KVCache."""
+        return self.cache.rows_of_slots(self.slots)
+
+    def on_device(self) -> StepInputs:
+        """As tensors of their own, in one copy."""
+        device, rows = self.cache.device, self.rows
+        input_ids, position_ids, keys, sample_positions = to_device(
+            device, self.token_ids, self.positions, rows.reshape(-1), self.wanted
+        )
+        places = np.flatnonzero(self.late)
+        if self.last_tokens is not None and len(places):
+            at, which = to_device(device, places, self.late[places] - 1)
+            sampled = self.last_tokens.token_ids[which].clamp(min=0)  # a row without a token ends, whatever follows
+            input_ids = input_ids.index_copy(0, at, sampled)  # on a CPU, its memory is that of `token_ids`
+        step = StepInputs(
+            input_ids=input_ids.unsqueeze(0),
+            position_ids=position_ids.unsqueeze(0),
+            rows=keys.view(rows.shape),
+            sample_positions=sample_positions,
+            cache=self.cache,
+            offload=self.offload,
+            chunks=self.chunks,
+        )
+        if not isinstance(self.offload, DepthMover):
+            return step
+        return replace(step, by_layer=_by_layer(step, to_device(device, self.slots)[0], self.offload))
+
+
+def lay_out(
     batch: Batch,
     cache: KVCache,
     kernels: AttentionKernels | None = None,
     offload: Mover | None = None,
     last_tokens: LastTokens | None = None,
     wanted: Ints | None = None,
-) -> StepInputs:
+) -> LaidOut:
     """Lay the chunks of a batch end to end. `wanted` are tokens whose logits are, if not those that are sampled for."""
-    device = cache.device
-    lengths = np.array([chunk.num_tokens for chunk in batch.chunks])
+    decodes, prefills, chunks = batch.decodes, batch.prefills, batch.chunks
+    lengths = np.array([1] * len(decodes) + [chunk.num_tokens for chunk in prefills])
     lasts = np.cumsum(lengths)
     firsts = lasts - lengths
-    starts = np.array([chunk.start for chunk in batch.chunks])
+    starts = np.array(batch.starts + [chunk.start for chunk in prefills])
     chunk_of = np.repeat(np.arange(len(lengths)), lengths)  # [num_tokens]
     positions = np.arange(lasts[-1]) - firsts[chunk_of] + starts[chunk_of]
-    tables = tables_of(batch.chunks, cache.block_tokens)
+    tables = tables_of(chunks, cache.block_tokens)
     slots = tables[chunk_of, positions // cache.block_tokens] * cache.block_tokens + positions % cache.block_tokens
-    token_ids = np.concatenate([tokens_of(chunk.sequence, chunk.start, chunk.end) for chunk in batch.chunks])
-    prompts = np.array([chunk.sequence.num_prompt_tokens for chunk in batch.chunks])
+    last = [_token_of(sequence, start) for sequence, start in zip(decodes, batch.starts, strict=True)]
+    others = [tokens_of(chunk.sequence, chunk.start, chunk.end) for chunk in prefills]
+    token_ids = np.concatenate([np.array(last, np.int64), *others])
+    prompts = np.array([chunk.sequence.num_prompt_tokens for chunk in chunks])
     placed = PlacedChunks(firsts, lengths, starts, prompts)
     if wanted is None:
-        wanted = lasts[[chunk.samples for chunk in batch.chunks]] - 1
-    input_ids, position_ids, slots, sample_positions = to_device(
-        device, token_ids.astype(np.int64), positions, slots, wanted
-    )
-    if last_tokens is not None:
-        last_tokens.fill_in(input_ids, batch, lasts)
-    step = StepInputs(
-        input_ids=input_ids.unsqueeze(0),
-        position_ids=position_ids.unsqueeze(0),
-        rows=cache.rows_of_slots(slots),
-        sample_positions=sample_positions,
+        wanted = lasts[[True] * len(decodes) + [chunk.samples for chunk in prefills]] - 1
+    return LaidOut(
+        token_ids=token_ids.astype(np.int64),
+        late=np.zeros_like(positions) if last_tokens is None else last_tokens.late(batch, lasts),
+        positions=positions,
+        slots=slots,
+        wanted=wanted,
         cache=cache,
         offload=offload,
         chunks=Chunks(placed, wanted, tables, cache, kernels or AttentionKernels()),
+        last_tokens=last_tokens,
     )
-    return replace(step, by_layer=_by_layer(step, slots, offload)) if isinstance(offload, DepthMover) else step
 
 
 def _by_layer(step: StepInputs, slots: torch.Tensor, mover: DepthMover) -> tuple[StepInputs, ...]:
@@ -128,11 +170,12 @@ def _by_layer(step: StepInputs, slots: torch.Tensor, mover: DepthMover) -> tuple
 def tables_of(chunks: list[ScheduledChunk], block_tokens: int) -> np.ndarray:
     """Blocks in use by each chunk's sequence: int64 [num_chunks, widest], padded with its first:
     one of another sequence may be on the move."""
-    used = [-(-chunk.end // block_tokens) for chunk in chunks]
-    tables = np.empty((len(used), max(used)), dtype=np.int64)
-    for row, (chunk, count) in enumerate(zip(chunks, used, strict=True)):
-        blocks = chunk.sequence.block_table.device
-        tables[row, :count], tables[row, count:] = blocks[:count], blocks[0]
+    used = np.array([-(-chunk.end // block_tokens) for chunk in chunks])
+    blocks = [chunk.sequence.block_table.device for chunk in chunks]
+    counts = used.tolist()
+    flat = itertools.chain.from_iterable([some[:count] for some, count in zip(blocks, counts, strict=True)])
+    tables = np.repeat(np.array([[some[0]] for some in blocks]), used.max(), axis=1)
+    tables[np.arange(tables.shape[1]) < used[:, None]] = np.fromiter(flat, np.int64, sum(counts))
     return tables
 
 
@@ -146,3 +189,11 @@ def tokens_of(sequence: Sequence, start: int, end: int) -> np.ndarray | list[int
     if end <= num_prompt:
         return prompt
     return np.concatenate([prompt, np.asarray(tokens_of(sequence, num_prompt, end))])
+
+
+def _token_of(sequence: Sequence, position: int) -> int:
+    """The same of one position."""
+    place, output = position - sequence.num_prompt_tokens, sequence.output_token_ids
+    if place < 0:
+        return int(sequence.request.prompt_token_ids[position])
+    return output[place] if place < len(output) else 0

@@ -2,7 +2,7 @@
 
 A step is some hundred kernels, and launching them one by one takes the host longer than few tokens take the device. A
 CUDA graph launches all of them at once. It reads and writes where it did when it was recorded, so what a step brings is
-copied into buffers that stay, and its tokens are padded to the next size:
+copied there, all at once, and its tokens are padded to the next size:
 
     5 decodes                            a7 | b12 | c3 | d9 | e1
     in a graph of 8                      a7 | b12 | c3 | d9 | e1 | - | - | -
@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 from vasuki.hf.attention.chunks import AttentionKernels, Chunks, PlacedChunks, Reserve
-from vasuki.hf.attention.inputs import StepInputs
+from vasuki.hf.attention.inputs import LaidOut, StepInputs
+from vasuki.hf.kernels.transfer import Shapes, Staged
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS, MOST_RECORDED_ROWS
 
@@ -89,34 +90,36 @@ class StepGraphs:
         self._recorded: dict[tuple[Compute, GraphSize], _Recorded] = {}
         self._tried: set[tuple[Compute, GraphSize]] = set()
         self._kept: dict[Compute, Answers] = {}  # where graphs of any size leave what they answer
+        # Zero, and what the step before sampled.
+        self._late = torch.zeros(1 + most_rows, dtype=torch.int64, device=cache.device)
         self.replayed_steps = 0
 
-    def __call__(self, step: StepInputs, compute: Compute) -> Answers:
+    def __call__(self, step: LaidOut, compute: Compute) -> Answers:
         """What `compute` answers a step; valid until the next call."""
         size = self._size_of(step)
         if size is None:
-            return compute(step)
+            return compute(step.on_device())
         if recorded := self._recorded.get((compute, size)):
             self.replayed_steps += 1
             if step.offload is not None:
                 step.offload.before_all_layers()
             return recorded(step)
-        answers = compute(step)
+        answers = compute(step.on_device())
         self._seen[compute, size] += 1
         if self._seen[compute, size] == self._record_after:
             self._record_for(step, compute, size)
         return answers
 
-    def _size_of(self, step: StepInputs) -> GraphSize | None:
+    def _size_of(self, step: LaidOut) -> GraphSize | None:
         """The smallest graph that has room for a step; None if none has."""
         single = step.chunks.are_single
-        tokens, samples = step.input_ids.shape[1], max(1, len(step.sample_positions))
+        tokens, samples = len(step.token_ids), max(1, len(step.wanted))
         sizes = self._rows if single else self._tokens
         if not sizes or tokens > sizes[-1] or samples > self._rows[-1] or step.chunks.width > self._width:
             return None
         return GraphSize(_room(sizes, tokens), _room(self._rows, samples), single)
 
-    def _record_for(self, step: StepInputs, compute: Compute, size: GraphSize) -> None:
+    def _record_for(self, step: LaidOut, compute: Compute, size: GraphSize) -> None:
         most = (self._rows if size.single else self._tokens)[-1]
         largest = GraphSize(most, _room(self._rows, min(most, self._rows[-1])), size.single)
         for each in dict.fromkeys((largest, size)):
@@ -124,11 +127,11 @@ class StepGraphs:
                 self._tried.add((compute, each))
                 self._try(step, compute, each)
 
-    def _try(self, step: StepInputs, compute: Compute, size: GraphSize) -> None:
+    def _try(self, step: LaidOut, compute: Compute, size: GraphSize) -> None:
         """Record a size, and use it if it answers a step as the same tokens are answered without a graph."""
         try:
             kept = self._kept.get(compute)
-            recorded = _Recorded(size, self._width, self._cache, self._kernels, compute, self._record, kept)
+            recorded = _Recorded(size, self._width, self._cache, self._kernels, compute, self._record, kept, self._late)
             apart = recorded.apart(step)
         except Exception as error:  # such as a layer that looks at what the device has computed, or one of Triton's own
             reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -158,6 +161,9 @@ def _room(sizes: list[int], count: int) -> int:
 class _Recorded:
     """Steps of up to a size, each of whose sequences has a table of up to `width` blocks.
 
+    Args:
+        late: int64, zero and then the tokens of the step before, see `LastTokens`.
+
     Attributes:
         kept: where it leaves its answers: those that were given, if they have room.
     """
@@ -171,11 +177,12 @@ class _Recorded:
         compute: Compute,
         record: Record,
         kept: Answers | None,
+        late: torch.Tensor,
     ) -> None:
         device, block_tokens = cache.device, cache.block_tokens
-        self._padding_block = cache.num_blocks - 1
-        first = torch.full((1,), self._padding_block * block_tokens, device=device)
-        self._padding_rows = cache.rows_of_slots(first)  # where the key and value of its first token go
+        self._late, self._padding_block = late, cache.num_blocks - 1
+        # Where the key and value of its first token go.
+        self._padding_rows = cache.rows_of_slots(np.array([self._padding_block * block_tokens]))
         tokens, ones = np.arange(size.tokens), np.ones(size.tokens, np.int64)
         tables = np.full((size.tokens, width), self._padding_block)
         tile_tokens = 1
@@ -186,52 +193,71 @@ class _Recorded:
         room = Reserve(width * block_tokens, tile_tokens)
         placed = PlacedChunks(tokens, ones, 0 * ones, 0 * ones)
         chunks = Chunks(placed, np.arange(len(ones)), tables, cache, kernels, room)
-        self._step = StepInputs(
-            input_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),
-            position_ids=torch.zeros(1, size.tokens, dtype=torch.int64, device=device),
-            rows=self._padding_rows.repeat(1, size.tokens),
-            sample_positions=torch.arange(size.samples, device=device),
+        alone = LaidOut(
+            token_ids=0 * tokens,
+            late=0 * tokens,
+            positions=0 * tokens,
+            slots=np.full(size.tokens, self._padding_block * block_tokens),
+            wanted=np.arange(size.samples),
             cache=cache,
             offload=None,
             chunks=chunks,
-        )
+            last_tokens=None,
+        ).on_device()
         self._compute = compute
-        answers = compute(self._step)  # which lays the chunks out for those kernels that attend
+        answers = compute(alone)  # which lays the chunks out for those kernels that attend
         if kept is None or len(kept[0]) < size.samples:
             kept = tuple(torch.empty_like(answer) for answer in answers)
         self.kept = kept
         self._own = tuple(each[: size.samples] for each in kept)
+        del answers
+
+        shapes: Shapes = dict.fromkeys(("token_ids", "late", "positions"), ((size.tokens,), np.int64))
+        shapes |= {"rows": ((2, size.tokens), np.int64), "samples": ((size.samples,), np.int64)}
+        self._staged = Staged(device, shapes | chunks.shapes())
+        there = self._staged.there
+        chunks.move_to(there, self._padding_block)
+        self._step = replace(
+            alone, position_ids=there["positions"][None], rows=there["rows"], sample_positions=there["samples"]
+        )
+        self._send(None)
 
         def leave() -> None:
+            torch.add(there["token_ids"], late[there["late"]], out=self._step.input_ids[0])
             for mine, answer in zip(self._own, compute(self._step), strict=True):
                 mine.copy_(answer)
 
-        del answers
         self._replay = record(leave)
 
-    def __call__(self, step: StepInputs) -> Answers:
+    def __call__(self, step: LaidOut) -> Answers:
         """What a step is answered, valid until the next call."""
-        self._take_over(step)
+        self._send(step)
         self._replay()
-        return tuple(each[: len(step.sample_positions)] for each in self._own)
+        return tuple(each[: len(step.wanted)] for each in self._own)
 
-    def apart(self, step: StepInputs) -> float:
+    def apart(self, step: LaidOut) -> float:
         """How far a step's logits are from the same padded tokens' without the graph, as a multiple of what
         sums in another order explain."""
         self(step)
         answer, expected = self._own[0].clone(), self._compute(self._step)[0]
         return float((answer - expected).abs().max() / (_CLOSE[answer.dtype] * expected.abs().max()))
 
-    def _take_over(self, step: StepInputs) -> None:
-        own, tokens, samples = self._step, step.input_ids.shape[1], len(step.sample_positions)
-        for mine, theirs in ((own.input_ids[0], step.input_ids[0]), (own.position_ids[0], step.position_ids[0])):
-            mine[:tokens].copy_(theirs)
-            mine[tokens:].zero_()
-        own.rows[:, :tokens].copy_(step.rows)
-        own.rows[:, tokens:].copy_(self._padding_rows)
-        own.sample_positions[:samples].copy_(step.sample_positions)
-        own.sample_positions[samples:].zero_()
-        own.chunks.load_contexts(step.chunks, self._padding_block)
+    def _send(self, step: LaidOut | None) -> None:
+        """Bring a step to where the graph reads it, or one that is padding alone."""
+        here = self._staged.here()
+        tokens = samples = 0
+        if step is not None:
+            tokens, samples = len(step.token_ids), len(step.wanted)
+            here["token_ids"][:tokens], here["late"][:tokens] = step.token_ids, step.late
+            here["positions"][:tokens], here["rows"][:, :tokens] = step.positions, step.rows
+            here["samples"][:samples] = step.wanted
+            if step.last_tokens is not None and step.late.any():
+                sampled = step.last_tokens.token_ids
+                torch.clamp(sampled, min=0, out=self._late[1 : 1 + len(sampled)])  # a row without a token ends
+        for name in ("token_ids", "late", "positions"):
+            here[name][tokens:] = 0
+        here["rows"][:, tokens:], here["samples"][samples:] = self._padding_rows, 0
+        self._staged.send(self._step.chunks.write(here, step.chunks if step else None, self._padding_block))
 
 
 def record_on_device() -> Record:

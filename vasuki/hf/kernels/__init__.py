@@ -8,5 +8,5 @@ native                 compiles the C++ in `cpp/` once for such a level and keep
 paged_attention        attention over paged blocks on a CPU; varlen: torch's packed attention on a GPU
 recurrent_functions    the functions by which transformers computes recurrent layers, and what stands in for them
 top_tokens             which tokens may be drawn
-transfer               small arrays to the device without making the host wait
+transfer               small arrays to the device without making the host wait, or to where a recorded step reads them
 """

@@ -6,6 +6,7 @@ copy takes its turn behind it, and the host goes on.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,78 @@ def to_device(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
         part[: len(array)] = torch.from_numpy(array)
     there = together.to(device, non_blocking=True)
     return [part[: len(array)] for array, part in zip(arrays, torch.split(there, rooms), strict=True)]
+
+
+Shapes = dict[str, tuple[tuple[int, ...], type[np.integer[Any]]]]  # of arrays by name, with their types
+_TYPES = {np.int32: torch.int32, np.int64: torch.int64}
+
+
+class Staged:
+    """Arrays that one copy brings, step by step, to memory of the device that stays.
+
+    The host writes into two pieces of pinned memory by turns: while the copy of one waits for what the device has yet
+    to compute, the next step's is written.
+
+    Args:
+        device: where to.
+        shapes: of each array. Of the last one the first rows may be sent alone.
+
+    Attributes:
+        there: the arrays on the device, zeros until something is sent.
+    """
+
+    def __init__(self, device: torch.device, shapes: Shapes) -> None:
+        begin, begins = 0, {}
+        for name, (shape, dtype) in shapes.items():
+            begins[name] = begin
+            begin += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        self._last, (shape, dtype) = begins[name], shapes[name]
+        self._row_bytes = math.prod(shape[1:]) * np.dtype(dtype).itemsize
+        self._memory = torch.zeros(begin, dtype=torch.uint8, device=device)
+        self.there: dict[str, torch.Tensor] = {}
+        self._pieces = [_Piece(begin, device) for _ in range(2)]
+        for name, (shape, dtype) in shapes.items():
+            part = slice(begins[name], begins[name] + math.prod(shape) * np.dtype(dtype).itemsize)
+            self.there[name] = self._memory[part].view(_TYPES[dtype]).view(shape)
+            for piece in self._pieces:
+                piece.arrays[name] = piece.bytes[part].view(dtype).reshape(shape)
+
+    def here(self) -> dict[str, np.ndarray]:
+        """Where the host writes what is sent next. It finds there what it wrote two times before."""
+        self._pieces.reverse()
+        return self._pieces[0].free()
+
+    def send(self, rows: int) -> None:
+        """Copy all arrays, but of the last one these rows."""
+        self._pieces[0].copy_to(self._memory, self._last + rows * self._row_bytes)
+
+
+class _Piece:
+    """Memory of the host that is written again when its last copy is done."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self._memory, self.bytes = staging(num_bytes, device)
+        self.arrays: dict[str, np.ndarray] = {}
+        self._copied: Any = None
+
+    def free(self) -> dict[str, np.ndarray]:
+        """Its arrays, once they may be written."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self.arrays
+
+    def copy_to(self, memory: torch.Tensor, num_bytes: int) -> None:
+        """Copy the first bytes, behind what the device has yet to compute."""
+        memory[:num_bytes].copy_(self._memory[:num_bytes], non_blocking=True)
+        if memory.is_cuda:
+            self._copied = self._copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+
+def staging(num_bytes: int, device: torch.device) -> tuple[torch.Tensor, np.ndarray]:
+    """Zeros on the host, from where a device copies; twice the same memory."""
+    memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return memory, memory.numpy()
 
 
 class ToHost:

@@ -18,14 +18,14 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from vasuki.hf.kernels.transfer import to_device
+from vasuki.hf.kernels.transfer import Shapes, to_device
 
 PAGE_TOKENS = 256  # the paged kernel takes blocks of a multiple of it (FlashAttention-2's largest tile of keys)
 _MOST_HEAD_DIM = 256
@@ -92,7 +92,7 @@ class PagedVarlen:
         device: where query and cache are.
         paged: let the kernel walk the tables; by default wherever it can.
         varlen: the kernel, `torch.nn.attention.varlen.varlen_attn` unless given.
-        seen: `[chunks]` context that each sees until `load_contexts`, where that is not all.
+        seen: `[chunks]` context that each sees until others are told, where that is not all.
     """
 
     def __init__(
@@ -123,15 +123,27 @@ class PagedVarlen:
         it has nothing to mask."""
         return all(call.max_q == 1 and window is not None and window < call.max_k for call in self._calls)
 
-    def load_contexts(self, other: PagedVarlen, padding_block: int) -> None:
-        """Attend from now on to another step's contexts, from the same memory as before. Both steps are of single
-        tokens, and both kernels page. Tokens beyond `other`'s see the first token of `padding_block`."""
-        [own], [theirs] = self._calls, other._calls
-        count, width = theirs.table.shape
-        own.used_k[:count].copy_(theirs.used_k)
-        own.used_k[count:].fill_(1)
-        own.table[:count, :width].copy_(theirs.table)
-        own.table[count:].fill_(padding_block)
+    # --- in memory that stays, where all are single tokens and the kernel pages --------------------------------------
+
+    def shapes(self) -> Shapes:
+        """What it has there."""
+        [call] = self._calls
+        return {"used_k": (tuple(call.used_k.shape), np.int32), "table": (tuple(call.table.shape), np.int32)}
+
+    def move_to(self, there: Mapping[str, torch.Tensor], padding_block: int) -> None:
+        """Attend from now on as is said there, where tables are `padding_block` alone until others come."""
+        [call] = self._calls
+        self._calls = [replace(call, used_k=there["used_k"].fill_(1), table=there["table"].fill_(padding_block))]
+
+    def write(
+        self, here: Mapping[str, np.ndarray], chunks: Sequence[np.ndarray], tables: np.ndarray, padding_block: int
+    ) -> int:
+        """Say what single tokens see: `chunks` has the lengths and starts of theirs at 1 and 2. All others see the
+        first token of `padding_block`. Returns how many rows of `table` that takes."""
+        (count, width), (_, lengths, starts, *_) = tables.shape, chunks
+        here["used_k"][:count], here["used_k"][count:] = starts + lengths, 1
+        here["table"][:count, :width], here["table"][count:, 0] = tables, padding_block
+        return len(here["table"])
 
     def at(self, slots: torch.Tensor) -> PagedVarlen:
         """The same with each block `b` at `slots[b]`, int64 `[num_blocks]`."""

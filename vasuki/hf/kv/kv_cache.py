@@ -15,11 +15,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from vasuki.base.errors import JobFileError
+
+Slots = TypeVar("Slots", np.ndarray, torch.Tensor)  # int64
 
 _ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -111,11 +114,13 @@ class KVCache:
         flat.index_copy_(0, rows[0], keys.reshape(-1, width).to(flat.dtype))
         flat.index_copy_(0, rows[1], values.reshape(-1, width).to(flat.dtype))
 
-    def rows_of_slots(self, slots: torch.Tensor) -> torch.Tensor:
+    def rows_of_slots(self, slots: Slots) -> Slots:
         """Rows of each slot's key and value in the `[num_blocks * 2 * block_tokens, ...]` view of a layer, for all
         layers: `[2, *slots.shape]`."""
-        keys = slots + torch.div(slots, self.block_tokens, rounding_mode="floor") * self.block_tokens
-        return torch.stack([keys, keys + self.block_tokens])
+        keys = slots + slots // self.block_tokens * self.block_tokens
+        stack: Any = np.stack if isinstance(slots, np.ndarray) else torch.stack
+        rows: Slots = stack([keys, keys + self.block_tokens])
+        return rows
 
     def gather(
         self, layer: int, blocks: torch.Tensor, dtype: torch.dtype | None = None

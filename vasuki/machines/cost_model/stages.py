@@ -18,7 +18,7 @@ KERNELS_PER_STEP = 6
 # What a GPU's host launches, counted by tests/hf/cuda: for a layer, how many a model's family takes where its operators
 # are joined (`models.launches`), and this where they are not; outside the layers, the step's inputs come on top.
 LAUNCHED_UNJOINED = 45
-LAUNCHED_PER_STEP = 23
+LAUNCHED_PER_STEP = 18
 
 # Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, up to any plan's; and
 # tokens of steps with prompts. Up to the least a step waits for memory anyway, and beyond it for the host that launches
