@@ -265,9 +265,7 @@ class RaggedExecutor:
         drawn = [row for row, (_, sequence) in enumerate(sampling) if not sequence.request.num_read]
         lasts = np.cumsum([chunk.num_tokens for chunk in batch.chunks]) - 1
         wanted = np.concatenate([positions.places, lasts[[sampling[row][0] for row in drawn]]])
-        inputs = self._laid_out(batch, wanted).on_device()
-        with self.states.step(batch) if self.states else nullcontext():
-            logits = self.forward(inputs)
+        logits = self.forward(self._laid_out(batch, wanted).on_device())
         ended = self.readings.add(batch, positions, logits[:count])
         [rows] = to_device(logits.device, np.array(drawn, np.int64))
         width = next((len(each) for each in ended.values()), 1)
@@ -313,15 +311,15 @@ class RaggedExecutor:
         """`[num_samples, vocab_size]`."""
         if self.unpacked is not None:
             return self.unpacked(batch)
-        with self.states.step(batch) if self.states else nullcontext():
-            return self.forward(self._laid_out(batch).on_device())
+        return self.forward(self._laid_out(batch).on_device())
 
     def _laid_out(self, batch: Batch, wanted: Ints | None = None) -> LaidOut:
         moving = None
         if self.offload is not None:
             self.offload.begin_call(batch.chunks)
             moving = None if self.offload.is_quiet else self.offload
-        return lay_out(batch, self.cache, self.attention, moving, self._last_tokens, wanted)
+        passing = self.states.passing(batch) if self.states else ()
+        return lay_out(batch, self.cache, self.attention, moving, self._last_tokens, wanted, passing)
 
     def _all_logits(self, step: StepInputs) -> Answers:
         return (self.forward(step),)
@@ -339,6 +337,7 @@ class RaggedExecutor:
         with (
             self._last_mlp.only(step.sample_positions) if self._last_mlp else nullcontext(),
             same.mode() if same else nullcontext(),
+            self.states.within(step.groups) if self.states else nullcontext(),
         ):
             output = self.loaded.model(
                 input_ids=step.input_ids,
@@ -463,7 +462,7 @@ def build_executor(
         context = recorded_context(loaded.max_context, limits.longest_row_tokens)
         rows, tokens = limits.max_num_seqs, cost_model.most_recorded_tokens if cost_model else LEAST_RECORDED_TOKENS
         tokens = min(tokens, max(limits.chunk_tokens, rows))  # a step larger than the plan's never comes
-        executor.graphs = StepGraphs(cache, attention, context, rows, record, record_after, tokens)
+        executor.graphs = StepGraphs(cache, attention, context, rows, record, record_after, tokens, states)
     return executor
 
 

@@ -167,8 +167,9 @@ def _steps(loaded: LoadedModel) -> dict[str, Kernels]:
     kept = StateCache(loaded.recurrent, 4, CUDA) if loaded.recurrent else None
     executor, counted = RaggedExecutor(loaded, cache, attention=kernels, states=kept), {}
     for title, batch in _batches().items():
-        with Kernels() as counted[title], torch.inference_mode(), kept.step(batch) if kept else nullcontext():
-            logits = executor.forward(lay_out(batch, cache, kernels).on_device())
+        with Kernels() as counted[title], torch.inference_mode():
+            passing = kept.passing(batch) if kept else ()
+            logits = executor.forward(lay_out(batch, cache, kernels, passing=passing).on_device())
         assert logits.shape == (len(batch.decodes) + (title == "mixed"), loaded.vocab_size)
         assert (logits.device, logits.dtype) == (CUDA, loaded.dtype)
     return counted
@@ -241,18 +242,27 @@ def _recorded(
     """
     cache = KVCache(loaded.kv_layout, 5, 256, CUDA)
     kernels = AttentionKernels(loaded.kernel, "auto")
-    executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels)
+    states = StateCache(loaded.recurrent, 4, CUDA) if loaded.recurrent else None
+    executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels, states=states)
     batch, sampled = _batches()[title], torch.zeros(2, dtype=torch.int64, device=CUDA)
     for sequence in batch.decodes:
         sequence.num_pending_tokens = int(late)
-    step = lay_out(batch, cache, kernels, last_tokens=LastTokens(batch.decodes, sampled))
+    passing = states.passing(batch) if states else ()
+    step = lay_out(batch, cache, kernels, last_tokens=LastTokens(batch.decodes, sampled), passing=passing)
     size = {"decodes": GraphSize(4, 4, True), "mixed": GraphSize(32, 4, False)}[title]
     compute = executor._all_logits if draws else executor._likeliest
     with torch.inference_mode():
         last = torch.zeros(5, dtype=torch.int64, device=CUDA)
-        recorded = _Recorded(size, 1, cache, kernels, compute, _record, None, last)
+        recorded = _Recorded(size, 1, cache, kernels, compute, _record, None, last, bool(states))
         with watch or nullcontext():
             return recorded(step)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_decodes_that_carry_a_state_are_recorded_without_a_copy(name: str, ours: SmallKernels, fake: None) -> None:
+    loaded = _model(name, ours)
+    assert can_record(loaded, 256)
+    assert {answer.shape for answer in _recorded(loaded)} == {(2,)}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -328,7 +338,7 @@ def _attends_by(loaded: LoadedModel, profile: HardwareProfile, batch: Batch, rec
 def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records without a card, where nothing can be compared."""
     monkeypatch.setattr(ragged_executor, "record_on_device", lambda: _record)
-    monkeypatch.setattr(_Recorded, "apart", lambda self, step: 0.0)
+    monkeypatch.setattr(_Recorded, "apart", lambda *arguments: 0.0)
 
 
 @pytest.mark.parametrize(

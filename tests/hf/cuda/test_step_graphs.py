@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from plain_varlen import paged_varlen, plain_varlen
-from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
+from tiny_models import RECURRENT, Rows, hopeful, load, prompts, reference, requests_of
 
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
@@ -33,6 +33,7 @@ from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import Done
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
+from vasuki.hf.recurrent.states import StateCache
 from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS
 from vasuki.machines.memory_budget import recorded_bytes
 from vasuki.machines.profile_files import find_profile
@@ -63,9 +64,13 @@ def _run(
     cache = KVCache(loaded.kv_layout, num_blocks + 1, PAGE_TOKENS, loaded.device)
     for layer in cache.layers:
         layer.fill_(1e4)
-    executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels)
+    states = StateCache(loaded.recurrent, max_num_seqs, loaded.device) if loaded.recurrent else None
+    for state in itertools.chain(*states.tensors) if states else []:
+        state.fill_(float("nan"))
+    executor = RaggedExecutor(loaded, cache, want_logprobs=True, attention=kernels, states=states)
     executor.most_ahead = steps_ahead
-    executor.graphs = StepGraphs(cache, executor.attention, loaded.max_context, max_num_seqs, record, record_after)
+    most = loaded.max_context, max_num_seqs
+    executor.graphs = StepGraphs(cache, executor.attention, *most, record, record_after, states=states)
     rows = Rows()
     drain(requests_of(prompts(), **sampling), scheduler, executor, rows)
     return rows, executor.graphs
@@ -99,6 +104,29 @@ def test_greedy_equals_generate(name: str, max_num_seqs: int) -> None:
     assert len(watched.recorded) == len(sizes) == len(set(sizes))
     assert sizes[0] == max_num_seqs, "the largest comes first"
     assert set(sizes) <= {*SIZES, max_num_seqs}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("max_num_seqs", [3, 9])
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_rows_that_carry_a_state_equal_generate(
+    name: str, max_num_seqs: int, steps_ahead: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Recording, which computes too, leaves the states of running rows as they were."""
+    watched = Watched()
+    rows, graphs = _run(name, watched, max_num_seqs, record_after=2, chunk_tokens=11, steps_ahead=steps_ahead)
+    assert rows.outputs == reference(name)
+    assert graphs.replayed_steps > 4
+    assert {size.single for _, size in graphs._recorded} == {True}
+    assert not caplog.messages
+
+
+def test_rows_of_padding_that_have_a_state_are_few() -> None:
+    sizes = step_graphs._near_sizes(1000)
+    assert sizes[:10] == list(range(1, 11))
+    assert sizes[-1] == 1000
+    assert all(after - 1 <= max(before, before * 1.125) for before, after in itertools.pairwise(sizes))
+    assert len(sizes) < 60
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
@@ -267,10 +295,10 @@ def test_a_size_that_cannot_be_recorded_keeps_no_other_from_being_replayed(
     """Such as the largest, of more rows than the experts of some cards compute without waiting for them."""
 
     class Some(_Recorded):
-        def __init__(self, size: GraphSize, *others: Any) -> None:
+        def __init__(self, size: GraphSize, *others: Any, **more: Any) -> None:
             if size.tokens in fails:
                 raise RuntimeError("operation not permitted when stream is capturing")
-            super().__init__(size, *others)
+            super().__init__(size, *others, **more)
 
     monkeypatch.setattr(step_graphs, "_Recorded", Some)
     rows, graphs = _run("llama", _as_it_is, max_num_seqs=9, record_after=2)

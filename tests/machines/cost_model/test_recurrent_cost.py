@@ -9,6 +9,7 @@ from hybrid import HYBRID
 
 from vasuki.machines.cost_model import CostModel
 from vasuki.machines.cost_model.rooflines import OperatorCost
+from vasuki.machines.cost_model.stages import Part
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 
@@ -52,3 +53,11 @@ def test_devices_share_the_work() -> None:
         work = one.work(tokens, tokens)
         alone, shared = (seconds(cost._layers.recurrent(work)) for cost in (one, two))
         assert 0.45 * alone < shared < 0.75 * alone
+
+
+def test_decodes_are_recorded_and_prompts_are_not() -> None:
+    slow = CARD.model_copy(update={"overheads": CARD.overheads.model_copy(update={"launch_us": 4000})})
+    cost = CostModel(HYBRID, slow)
+    launches_s = Part.whole(HYBRID.num_layers, 1).launches_s(HYBRID, slow)
+    assert cost.step_time_s(cost.work([1] * 64, [64] * 64)) < launches_s / 2
+    assert cost.step_time_s(cost.work([1, 2], [64, 64])) >= launches_s

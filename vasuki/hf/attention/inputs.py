@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +24,32 @@ from vasuki.hf.kv.kv_mover import KVMover
 Mover = KVMover | DepthMover
 
 
+class Group(NamedTuple):
+    """Chunks that pass recurrent layers together: equally long, of rows whose slots follow one another."""
+
+    tokens: torch.Tensor  # int64 [rows * length], their places in the packed batch, row by row
+    slots: slice  # of the rows
+    is_fresh: bool  # they begin their rows: nothing came before
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.slots.stop - self.slots.start)
+
+
+class Passing(NamedTuple):
+    """A `Group` on the host."""
+
+    tokens: Ints
+    slots: slice
+    is_fresh: bool
+    are_all: bool = False  # no other row has a state
+
+    def on(self, device: torch.device) -> Group:
+        """The same for a device."""
+        [tokens] = to_device(device, self.tokens)
+        return Group(tokens, self.slots, self.is_fresh)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """Everything the model and its attention need for one step."""
@@ -33,6 +61,7 @@ class StepInputs:
     cache: KVCache
     offload: Mover | None  # moves KV while layers compute; None where nothing moves in this step
     chunks: Chunks  # what attends to what
+    groups: tuple[Group, ...] = ()  # how rows pass recurrent layers
 
     by_layer: tuple[StepInputs, ...] = ()  # what each layer sees, where their blocks are not at the same slots
 
@@ -81,7 +110,13 @@ class LaidOut:
     cache: KVCache
     offload: Mover | None
     chunks: Chunks
-    last_tokens: LastTokens | None  # those that are late
+    last_tokens: LastTokens | None = None  # those that are late
+    passing: Several[Passing] = ()  # how rows pass recurrent layers
+
+    @property
+    def passes_as_one(self) -> bool:
+        """Whether all rows that have a state go on side by side."""
+        return len(self.passing) == 1 and self.passing[0].are_all and not self.passing[0].is_fresh
 
     @property
     def rows(self) -> Ints:
@@ -107,6 +142,7 @@ class LaidOut:
             cache=self.cache,
             offload=self.offload,
             chunks=self.chunks,
+            groups=tuple(rows.on(device) for rows in self.passing),
         )
         if not isinstance(self.offload, DepthMover):
             return step
@@ -120,6 +156,7 @@ def lay_out(
     offload: Mover | None = None,
     last_tokens: LastTokens | None = None,
     wanted: Ints | None = None,
+    passing: Several[Passing] = (),
 ) -> LaidOut:
     """Lay the chunks of a batch end to end. `wanted` are tokens whose logits are, if not those that are sampled for."""
     decodes, prefills, chunks = batch.decodes, batch.prefills, batch.chunks
@@ -148,6 +185,7 @@ def lay_out(
         offload=offload,
         chunks=Chunks(placed, wanted, tables, cache, kernels or AttentionKernels()),
         last_tokens=last_tokens,
+        passing=passing,
     )
 
 

@@ -12,6 +12,9 @@ copied there, all at once, and its tokens are padded to the next size:
 
 A token of padding is at position 0 and sees itself alone, in a block that belongs to nobody.
 
+Rows that carry a state have the first slots, and padding those behind them: such a graph serves steps in which all rows
+that run decode.
+
 A size is recorded once it has come up a few times, and used if it then answers what the same padded tokens are answered
 without a graph. The largest one comes before all others, whose kernels then find room in its memory.
 """
@@ -22,6 +25,7 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -29,9 +33,10 @@ import numpy as np
 import torch
 
 from vasuki.hf.attention.chunks import AttentionKernels, Chunks, PlacedChunks, Reserve
-from vasuki.hf.attention.inputs import LaidOut, StepInputs
+from vasuki.hf.attention.inputs import LaidOut, Passing, StepInputs
 from vasuki.hf.kernels.transfer import Shapes, Staged
 from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.recurrent.states import StateCache
 from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS, MOST_RECORDED_ROWS
 
 log = logging.getLogger(__name__)
@@ -69,6 +74,7 @@ class StepGraphs:
         record: how a computation is recorded; `record_on_device` on CUDA.
         record_after: steps of a size before it is recorded.
         most_tokens: of a step with prompts, see `recorded_steps`.
+        states: of recurrent layers, where there are such.
     """
 
     def __init__(
@@ -80,12 +86,14 @@ class StepGraphs:
         record: Record,
         record_after: int = RECORD_AFTER,
         most_tokens: int = LEAST_RECORDED_TOKENS,
+        states: StateCache | None = None,
     ) -> None:
+        self._states = states
         self._cache, self._kernels, self._record, self._record_after = cache, kernels, record, record_after
         self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
-        self._rows = _sizes(min(most_rows, MOST_RECORDED_ROWS))
-        # Steps with prompts are padded for ours alone.
-        self._tokens = _sizes(most_tokens) if kernels.ours and kernels.choice != "packed" else []
+        self._rows = (_sizes if states is None else _near_sizes)(min(most_rows, MOST_RECORDED_ROWS))
+        # Steps with prompts are padded for ours alone, and pass recurrent layers in groups of any length.
+        self._tokens = _sizes(most_tokens) if kernels.ours and kernels.choice != "packed" and not states else []
         self._seen: Counter[tuple[Compute, GraphSize]] = Counter()
         self._recorded: dict[tuple[Compute, GraphSize], _Recorded] = {}
         self._tried: set[tuple[Compute, GraphSize]] = set()
@@ -99,20 +107,23 @@ class StepGraphs:
         size = self._size_of(step)
         if size is None:
             return compute(step.on_device())
-        if recorded := self._recorded.get((compute, size)):
-            self.replayed_steps += 1
-            if step.offload is not None:
-                step.offload.before_all_layers()
-            return recorded(step)
-        answers = compute(step.on_device())
         self._seen[compute, size] += 1
-        if self._seen[compute, size] == self._record_after:
+        recorded = self._recorded.get((compute, size))
+        is_due = self._seen[compute, size] == self._record_after
+        if step.offload is not None and (recorded or is_due):
+            step.offload.before_all_layers()
+        if recorded:
+            self.replayed_steps += 1
+            return recorded(step)
+        if is_due:
             self._record_for(step, compute, size)
-        return answers
+        return compute(step.on_device())
 
     def _size_of(self, step: LaidOut) -> GraphSize | None:
         """The smallest graph that has room for a step; None if none has."""
         single = step.chunks.are_single
+        if self._states is not None and not step.passes_as_one:
+            return None
         tokens, samples = len(step.token_ids), max(1, len(step.wanted))
         sizes = self._rows if single else self._tokens
         if not sizes or tokens > sizes[-1] or samples > self._rows[-1] or step.chunks.width > self._width:
@@ -130,9 +141,10 @@ class StepGraphs:
     def _try(self, step: LaidOut, compute: Compute, size: GraphSize) -> None:
         """Record a size, and use it if it answers a step as the same tokens are answered without a graph."""
         try:
-            kept = self._kept.get(compute)
-            recorded = _Recorded(size, self._width, self._cache, self._kernels, compute, self._record, kept, self._late)
-            apart = recorded.apart(step)
+            parts = self._cache, self._kernels, compute, self._record, self._kept.get(compute), self._late
+            with self._states.unchanged(size.tokens) if self._states else nullcontext(_nothing) as bring_back:
+                recorded = _Recorded(size, self._width, *parts, carries=self._states is not None)
+                apart = recorded.apart(step, bring_back)
         except Exception as error:  # such as a layer that looks at what the device has computed, or one of Triton's own
             reason = str(error).strip().splitlines() or [type(error).__name__]
             log.warning("steps of %d tokens are launched kernel by kernel: %s", size.tokens, reason[0])
@@ -148,9 +160,21 @@ class StepGraphs:
         self._kept[compute], self._recorded[compute, size] = recorded.kept, recorded
 
 
+def _nothing() -> None:
+    """Bring back no state."""
+
+
 def _sizes(most: int) -> list[int]:
     """Sizes up to that one, which is the last of them."""
     return [*(size for size in SIZES if size < most), most]
+
+
+def _near_sizes(most: int) -> list[int]:
+    """Sizes an eighth apart at most: rows of padding have states, too, which take as long as those of others."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(most, sizes[-1] + max(1, sizes[-1] // 8)))
+    return sizes
 
 
 def _room(sizes: list[int], count: int) -> int:
@@ -163,6 +187,7 @@ class _Recorded:
 
     Args:
         late: int64, zero and then the tokens of the step before, see `LastTokens`.
+        carries: whether layers carry a state of each row.
 
     Attributes:
         kept: where it leaves its answers: those that were given, if they have room.
@@ -178,6 +203,7 @@ class _Recorded:
         record: Record,
         kept: Answers | None,
         late: torch.Tensor,
+        carries: bool = False,
     ) -> None:
         device, block_tokens = cache.device, cache.block_tokens
         self._late, self._padding_block = late, cache.num_blocks - 1
@@ -202,7 +228,7 @@ class _Recorded:
             cache=cache,
             offload=None,
             chunks=chunks,
-            last_tokens=None,
+            passing=[Passing(tokens, slice(0, size.tokens), False)] * carries,
         ).on_device()
         self._compute = compute
         answers = compute(alone)  # which lays the chunks out for those kernels that attend
@@ -214,11 +240,17 @@ class _Recorded:
 
         shapes: Shapes = dict.fromkeys(("token_ids", "late", "positions"), ((size.tokens,), np.int64))
         shapes |= {"rows": ((2, size.tokens), np.int64), "samples": ((size.samples,), np.int64)}
+        if carries:
+            shapes["by_slot"] = (size.tokens,), np.int64
         self._staged = Staged(device, shapes | chunks.shapes())
         there = self._staged.there
         chunks.move_to(there, self._padding_block)
         self._step = replace(
-            alone, position_ids=there["positions"][None], rows=there["rows"], sample_positions=there["samples"]
+            alone,
+            position_ids=there["positions"][None],
+            rows=there["rows"],
+            sample_positions=there["samples"],
+            groups=tuple(rows._replace(tokens=there["by_slot"]) for rows in alone.groups),
         )
         self._send(None)
 
@@ -235,11 +267,15 @@ class _Recorded:
         self._replay()
         return tuple(each[: len(step.wanted)] for each in self._own)
 
-    def apart(self, step: LaidOut) -> float:
+    def apart(self, step: LaidOut, bring_back: Callable[[], None]) -> float:
         """How far a step's logits are from the same padded tokens' without the graph, as a multiple of what
-        sums in another order explain."""
+        sums in another order explain. Both go on from the states that are brought back."""
+        bring_back()
         self(step)
-        answer, expected = self._own[0].clone(), self._compute(self._step)[0]
+        count = len(step.wanted)  # padding may go on from a state that is no number
+        answer = self._own[0][:count].clone()
+        bring_back()
+        expected = self._compute(self._step)[0][:count]
         return float((answer - expected).abs().max() / (_CLOSE[answer.dtype] * expected.abs().max()))
 
     def _send(self, step: LaidOut | None) -> None:
@@ -257,6 +293,10 @@ class _Recorded:
         for name in ("token_ids", "late", "positions"):
             here[name][tokens:] = 0
         here["rows"][:, tokens:], here["samples"][samples:] = self._padding_rows, 0
+        if "by_slot" in here:
+            here["by_slot"][:] = np.arange(len(here["by_slot"]))
+            if step is not None:
+                here["by_slot"][:tokens] = step.passing[0].tokens
         self._staged.send(self._step.chunks.write(here, step.chunks if step else None, self._padding_block))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
+from vasuki.hf.attention.inputs import Group
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.kernels.recurrent_functions import Function, by_torch
 
@@ -36,18 +37,6 @@ class State(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return int(np.prod(self.shape)) * self.dtype.itemsize
-
-
-class Group(NamedTuple):
-    """Chunks of a step that are equally long, of rows whose slots follow one another."""
-
-    tokens: torch.Tensor  # int64 [rows * length], their places in the packed batch, row by row
-    slots: slice  # of the rows
-    is_fresh: bool  # they begin their rows: nothing came before
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.slots.stop - self.slots.start)
 
 
 class RecurrentLayer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -12,9 +12,11 @@ import torch
 
 from vasuki.base.arrays import Ints
 from vasuki.engine.batch import Batch
-from vasuki.engine.sequence import Sequence, Status
+from vasuki.engine.sequence import Sequence as Row
+from vasuki.engine.sequence import Status
+from vasuki.hf.attention.inputs import Group, Passing
 from vasuki.hf.kernels.transfer import to_device
-from vasuki.hf.recurrent.recurrent_layer import Group, RecurrentLayers
+from vasuki.hf.recurrent.recurrent_layer import RecurrentLayers
 
 _SCAN_TOKENS = 256  # that torch's operators fill prompts up to, at most, and what they hold for a token of it is large
 _GROUP_TOKENS = 4096  # of prompts that are computed side by side, so filled up
@@ -32,7 +34,7 @@ class StateCache:
     def __init__(self, layers: RecurrentLayers, num_slots: int, device: torch.device) -> None:
         self._layers = layers
         self._device = device
-        self._rows: list[Sequence] = []  # by slot: those that run have the first ones
+        self._rows: list[Row] = []  # by slot: those that run have the first ones
         # Not zeroed: what a row finds in its slot, it wrote there.
         self.tensors = [
             [torch.empty(num_slots, *state.shape, dtype=state.dtype, device=device) for state in layer.states]
@@ -40,9 +42,8 @@ class StateCache:
         ]
 
     @contextmanager
-    def step(self, batch: Batch) -> Iterator[None]:
-        """Let the model compute this batch within a `with` statement."""
-        groups = self._groups(batch)
+    def within(self, groups: Sequence[Group]) -> Iterator[None]:
+        """Let the model compute a step whose rows pass like this within a `with` statement."""
         try:
             for layer, tensors in zip(self._layers.layers, self.tensors, strict=True):
                 layer.begin(tensors, groups)
@@ -51,7 +52,22 @@ class StateCache:
             for layer in self._layers.layers:
                 layer.end()
 
-    def _groups(self, batch: Batch) -> list[Group]:
+    @contextmanager
+    def unchanged(self, rows: int) -> Iterator[Callable[[], None]]:
+        """A context whose end, and what it yields whenever it is called, brings back the states of the first slots."""
+        kept = [[tensor[:rows].clone() for tensor in tensors] for tensors in self.tensors]
+
+        def bring_back() -> None:
+            for now, before in zip(chain.from_iterable(self.tensors), chain.from_iterable(kept), strict=True):
+                now[:rows].copy_(before)
+
+        try:
+            yield bring_back
+        finally:
+            bring_back()
+
+    def passing(self, batch: Batch) -> list[Passing]:
+        """How a batch's rows pass, whose states have their slots from now on."""
         slot_of = self._slots([chunk.sequence for chunk in batch.chunks])
         by_length: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (slot, first token)
         first = 0
@@ -65,11 +81,11 @@ class StateCache:
             is_prompt = is_fresh or length > 1
             for run in _runs(slots, max(1, _GROUP_TOKENS // filled_up) if is_prompt else len(slots)):
                 tokens = (firsts[run][:, None] + np.arange(length)).reshape(-1)
-                (on_device,) = to_device(self._device, tokens)
-                groups.append(Group(on_device, slice(int(slots[run[0]]), int(slots[run[-1]]) + 1), is_fresh))
+                of_run = slice(int(slots[run[0]]), int(slots[run[-1]]) + 1)
+                groups.append(Passing(tokens, of_run, is_fresh, of_run == slice(0, len(self._rows))))
         return groups
 
-    def _slots(self, rows: list[Sequence]) -> dict[Sequence, int]:
+    def _slots(self, rows: list[Row]) -> dict[Row, int]:
         """The slot of each row. Of those that no longer run, the last rows take the place."""
         coming = set(rows)
         origins = list(range(len(self._rows)))  # the slot that each slot's state is in

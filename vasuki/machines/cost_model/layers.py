@@ -29,7 +29,7 @@ class LayerModel:
         self.windowed_heads = (heads, kv_heads, shape.head_dim)
         measured = profile.measured.in_step if profile.measured else None
         self._in_step_ratio = RatioCurve(measured.tokens, measured.ratio) if measured else None
-        self._recurrent = RecurrentModel(shape, layout, operators) if shape.recurrent else None
+        self._recurrent = RecurrentModel(shape, profile, layout, operators) if shape.recurrent else None
         self._in_step_cache: dict[int, float] = {}
         self._linear_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}
         self._last_mlp_cache: dict[int, tuple[OperatorCost, OperatorCost]] = {}

@@ -63,9 +63,9 @@ class OperatorModel:
         alone = self._rooflines.attention(pairs, context_tokens, heads, kv_heads, head_dim)
         return self._corrected(alone, self._ratios.chunk_attention, pairs * heads)
 
-    def recurrence(self, flops: float, memory_bytes: float, kernels: int) -> OperatorCost:
+    def recurrence(self, flops: float, memory_bytes: float, kernels: int, launched: bool) -> OperatorCost:
         """A recurrent layer between its matrices."""
-        return self._rooflines.recurrence(flops, memory_bytes, kernels)
+        return self._rooflines.recurrence(flops, memory_bytes, kernels, launched)
 
     def ratio(self, curve: RatioCurve | None, size: float) -> float:
         """What was measured over what rooflines say; 1 where nothing was."""

@@ -158,12 +158,13 @@ class Rooflines:
         total_s = self.attention_s(heads, kv_heads, head_dim)(pairs, context_tokens)
         return OperatorCost(total_s, compute_s, memory_s, memory_bytes)
 
-    def recurrence(self, flops: Any, memory_bytes: Any, kernels: int) -> OperatorCost:
+    def recurrence(self, flops: Any, memory_bytes: Any, kernels: int, launched: bool) -> OperatorCost:
         """What a recurrent layer does between its matrices: as arithmetic like attention, else like an activation.
 
-        Its many small kernels run no faster than they are launched.
+        Its many small kernels run no faster than they are launched, unless they are replayed.
         """
         compute_s = flops / self._attention_rate
         memory_s = memory_bytes / (self._bandwidth * ELEMENTWISE_SHARE["activation"])
-        total_s = self.most(kernels * self._eager_kernel_s, self.roofline(compute_s, memory_s))
+        kernel_s = self._eager_kernel_s if launched else self.kernel_s
+        total_s = self.most(kernels * kernel_s, self.roofline(compute_s, memory_s))
         return OperatorCost(total_s, compute_s, memory_s, memory_bytes)

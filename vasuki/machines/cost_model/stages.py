@@ -82,15 +82,17 @@ class Recorded(NamedTuple):
 
 
 def recorded_steps(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> Recorded:
-    """What a device replays of a model's steps: nothing where rows don't share a packed forward, where layers carry a
-    state, where weights are waited for between layers, or where the job says so."""
+    """What a device replays of a model's steps: nothing where rows don't share a packed forward, where weights are
+    waited for between layers, or where the job says so; no prompts where layers carry a state."""
     if profile.kind == "cpu" or layout.host_layers:
         return Recorded()
-    if not shape.compiles or shape.backend != "ragged" or shape.recurrent is not None:
+    if not shape.compiles or shape.backend != "ragged":
         return Recorded()
     waits = shape.num_expert_layers and waits_for_experts(profile.generation)
     rows = MOST_ROWS_OF_ALL_EXPERTS if waits else MOST_RECORDED_ROWS
-    return Recorded(rows, 0 if profile.attention == "packed" else min(rows, _tokens_to_record(shape, profile, layout)))
+    if profile.attention == "packed" or shape.recurrent is not None:
+        return Recorded(rows)
+    return Recorded(rows, min(rows, _tokens_to_record(shape, profile, layout)))
 
 
 def _tokens_to_record(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> int:

@@ -131,7 +131,7 @@ class _PartCurves:
     ) -> None:
         self.operators = operators
         self.layers = LayerModel(shape, profile, layout, operators)
-        self.recurrent = RecurrentModel(shape, layout, operators) if shape.recurrent else None
+        self.recurrent = RecurrentModel(shape, profile, layout, operators) if shape.recurrent else None
         self._part = part
         self.share = part.layers / shape.num_layers
         self._kernels_s = self.share * shape.num_attention_layers * operators.attention_kernel_s
