@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from collections.abc import Sequence as Several
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -111,7 +110,7 @@ class LaidOut:
     offload: Mover | None
     chunks: Chunks
     last_tokens: LastTokens | None = None  # those that are late
-    passing: Several[Passing] = ()  # how rows pass recurrent layers
+    passing: tuple[Passing, ...] = ()  # how rows pass recurrent layers
 
     @property
     def passes_as_one(self) -> bool:
@@ -156,7 +155,7 @@ def lay_out(
     offload: Mover | None = None,
     last_tokens: LastTokens | None = None,
     wanted: Ints | None = None,
-    passing: Several[Passing] = (),
+    passing: tuple[Passing, ...] = (),
 ) -> LaidOut:
     """Lay the chunks of a batch end to end. `wanted` are tokens whose logits are, if not those that are sampled for."""
     decodes, prefills, chunks = batch.decodes, batch.prefills, batch.chunks

@@ -228,7 +228,7 @@ class _Recorded:
             cache=cache,
             offload=None,
             chunks=chunks,
-            passing=[Passing(tokens, slice(0, size.tokens), False)] * carries,
+            passing=(Passing(tokens, slice(0, size.tokens), False),) * carries,
         ).on_device()
         self._compute = compute
         answers = compute(alone)  # which lays the chunks out for those kernels that attend

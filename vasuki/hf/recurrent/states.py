@@ -66,7 +66,7 @@ class StateCache:
         finally:
             bring_back()
 
-    def passing(self, batch: Batch) -> list[Passing]:
+    def passing(self, batch: Batch) -> tuple[Passing, ...]:
         """How a batch's rows pass, whose states have their slots from now on."""
         slot_of = self._slots([chunk.sequence for chunk in batch.chunks])
         by_length: dict[tuple[int, bool], list[tuple[int, int]]] = defaultdict(list)  # (slot, first token)
@@ -83,7 +83,7 @@ class StateCache:
                 tokens = (firsts[run][:, None] + np.arange(length)).reshape(-1)
                 of_run = slice(int(slots[run[0]]), int(slots[run[-1]]) + 1)
                 groups.append(Passing(tokens, of_run, is_fresh, of_run == slice(0, len(self._rows))))
-        return groups
+        return tuple(groups)
 
     def _slots(self, rows: list[Row]) -> dict[Row, int]:
         """The slot of each row. Of those that no longer run, the last rows take the place."""
