@@ -87,11 +87,12 @@ class LastTokens:
         self._place_of = {sequence: place for place, sequence in enumerate(sequences, 1)}
         self.token_ids = token_ids
 
-    def late(self, batch: Batch, lasts: Ints) -> Ints:
-        """Which of these each token of a batch is, counted from 1, and 0 for those that the host knows; `lasts` are the
-        places behind the chunks."""
-        late = np.zeros(lasts[-1], np.int64)
-        for chunk, last in zip(batch.chunks, lasts, strict=True):
+    def late(self, batch: Batch, num_tokens: int) -> Ints:
+        """Which of these each token of a batch is, counted from 1, and 0 for those that the host knows."""
+        late, last = np.zeros(num_tokens, np.int64), len(batch.decodes)
+        late[:last] = [self._place_of[row] if row.num_pending_tokens else 0 for row in batch.decodes]
+        for chunk in batch.prefills:
+            last += chunk.num_tokens
             if chunk.samples and chunk.sequence.num_pending_tokens:
                 late[last - 1] = self._place_of[chunk.sequence]
         return late
@@ -176,7 +177,7 @@ def lay_out(
         wanted = lasts[[True] * len(decodes) + [chunk.samples for chunk in prefills]] - 1
     return LaidOut(
         token_ids=token_ids.astype(np.int64),
-        late=np.zeros_like(positions) if last_tokens is None else last_tokens.late(batch, lasts),
+        late=np.zeros_like(positions) if last_tokens is None else last_tokens.late(batch, len(positions)),
         positions=positions,
         slots=slots,
         wanted=wanted,
