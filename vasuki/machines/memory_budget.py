@@ -95,13 +95,13 @@ def recorded_bytes(
 ) -> int:
     """Bytes that a GPU's recorded steps hold in addition to other steps' activations: the activations of the largest,
     with the log-probabilities of the tokens that it samples; the logits that it leaves; and block tables of `width` for
-    each of its sizes, which are four times as many rows."""
+    each of its sizes, which are four times as many rows, or nine times where layers carry a state."""
     recorded = recorded_steps(shape, profile, layout or Layout())
     rows = min(max_num_seqs, recorded.rows)
     logits = rows * shape.vocab_size
     head = logits * shape.dtype_bytes + min(logits, DRAWN_LOGITS) * _LIKELIHOOD_BYTES
     mlp = max(rows, recorded.tokens) * _mlp_token_bytes(shape)
-    tables = 4 * (rows + recorded.tokens) * width * _TABLE_BYTES
+    tables = (4 if shape.recurrent is None else 9) * (rows + recorded.tokens) * width * _TABLE_BYTES
     return math.ceil(max(head, mlp) + logits * shape.dtype_bytes + tables)
 
 
