@@ -16,6 +16,7 @@ from hybrid import HYBRID
 
 from vasuki.base.config import EngineConfig, KVConfig, PlanConfig
 from vasuki.base.errors import ModelError, VasukiError
+from vasuki.engine.policy import POLICIES
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.layout import Layout
 from vasuki.models.named import named_shape
@@ -182,7 +183,8 @@ def test_no_size_of_steps_or_number_of_rows_is_better_than_what_is_found(seed: i
         except ModelError:  # no memory for so many
             return math.inf
 
-    sizes = {max(16, plan.chunk_tokens // 4), max(16, plan.chunk_tokens // 2), 2 * plan.chunk_tokens}
+    more = min(2 * plan.chunk_tokens, POLICIES["vllm"].chunk_tokens)  # the largest that a plan looks at
+    sizes = {max(16, plan.chunk_tokens // 4), max(16, plan.chunk_tokens // 2), more}
     rows = min(plan.max_num_seqs, len(job.lengths))
     given = {f"{size} tokens": given_s(chunk_tokens=size) for size in sizes}
     given |= {f"{count} rows": given_s(max_num_seqs=count) for count in {max(1, rows // 2), 2 * rows}}

@@ -14,7 +14,7 @@ from vasuki.machines.cost_model import CostModel
 from vasuki.machines.profile import HardwareProfile
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.named import named_shape
-from vasuki.planner import make_plan, one_device, whole_job
+from vasuki.planner import make_plan, one_device, search, whole_job
 from vasuki.planner.lengths import Lengths, SharedPrefixes
 from vasuki.planner.plan import Plan
 from vasuki.planner.prediction import sample_rows
@@ -585,6 +585,24 @@ def test_static_batches_grow_as_far_as_outputs_do() -> None:
     made = make_plan(lengths, shape, find_profile("a10"), plan=plan, engine=EngineConfig(policy="static"), kv=kv)
     simulated = simulate_plan(made, lengths, shape, find_profile("a10"), plan_config=plan)
     assert simulated.result.stats.max_seqs == 8
+
+
+@pytest.mark.whole_search
+def test_the_best_way_is_tried_in_both_orders_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as they come stream in the time that there is; in planned order the same way is shorter."""
+    random = np.random.default_rng(1)
+    prompts, outputs = (
+        np.clip(random.lognormal(np.log(median), 0.6, 384).astype(np.int64), 16, 400) for median in (110, 140)
+    )
+    job, gh200 = Lengths(prompts, outputs), find_profile("gh200")
+    memory = int(0.4 * 96 * float((prompts + outputs).mean()) * LLAMA.kv_bytes_per_token)
+    kv = KVConfig(device_memory=memory, host_memory=2**38)
+    auto, stream = (
+        make_plan(job, LLAMA, gh200, kv=kv.model_copy(update={"offload": mode})) for mode in ("auto", "stream")
+    )
+    assert auto.makespan_s <= stream.makespan_s
+    monkeypatch.setattr(search._BestFirst, "turned", lambda self: self._best)
+    assert make_plan(job, LLAMA, gh200, kv=kv).makespan_s > 1.05 * stream.makespan_s
 
 
 @pytest.mark.whole_search

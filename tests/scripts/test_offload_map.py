@@ -69,15 +69,13 @@ def test_memory_pressure_costs_and_parking_saves_work() -> None:
     assert all(0 <= row["hidden"] <= 1 for row in rows)
 
 
-def test_auto_is_seldom_behind_the_best_fixed_mode_where_memory_is_short() -> None:
+def test_auto_is_no_worse_than_any_fixed_mode_where_memory_is_short() -> None:
     rows = [row for row in offload_map.read()["pressure"] if row["policy"] == "vasuki"]
-    behind = []
-    for auto in (row for row in rows if row["offload"] == "auto"):
+    autos = [row for row in rows if row["offload"] == "auto"]
+    assert len(autos) == 16
+    for auto in autos:
         here = [row["makespan_s"] for row in rows if (row["card"], row["share"]) == (auto["card"], auto["share"])]
-        behind.append(auto["makespan_s"] / min(here) - 1)
-    assert len(behind) == 16
-    assert sum(each > 0.02 for each in behind) <= 1, "docs/offload.md says so"
-    assert max(behind) < 0.07
+        assert auto["makespan_s"] <= 1.02 * min(here), "docs/offload.md says so"
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

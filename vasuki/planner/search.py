@@ -11,7 +11,7 @@ Switches are the order (planned, or as rows come), what must be free before a ro
 share steps, the step's size, how many rows run side by side, and how many layers stream. What other schedulers would do
 sets several at once. It ends where nothing is left to try from ways that are nearly as good as the best, where the
 bound is near, or where it has taken as long as it may: counted, not timed, so that a job has the same plan however busy
-the machine is.
+the machine is. Even then the best way is tried in the other order.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def searched(
         ways = (_switched(problem, each.candidate, as_they_come=True) for each in shortlist)
         as_they_come = preferred(problem, [predict(problem, way) for way in ways])
         starts.append(choose_offload(problem, as_they_come))
-    usual, best = best, search.best_from(starts)
+    usual, _ = best, search.best_from(starts)
+    best = search.turned()
     if best is not usual and best.candidate.settings.offload.mode == "none":
         moved = choose_offload(problem, best)  # which says why nothing moves where nothing does
         saves = moved.makespan_s < (1 - WORTH) * best.makespan_s
@@ -143,6 +144,15 @@ class _BestFirst:
                 way.in_vain += 1
             if abs(option.makespan_s - way.makespan_s) > WORTH * way.makespan_s:  # else it's much the same way
                 ways.append(_Way(option.makespan_s, self._from(option)))
+        return self._best
+
+    def turned(self) -> Prediction:
+        """The best way, or the same in the other order, if that was not tried and is better: time may have been up."""
+        problem, best = self._problem, self._best
+        if best.makespan_s >= (1 + NEAR) * self._least_s:
+            for other in _order(problem, best, self._candidates):
+                if _key(other) not in self._tried and other.holds_all(problem):
+                    self._keep(predict(problem, other))
         return self._best
 
     def _keep(self, option: Prediction) -> bool:
