@@ -81,7 +81,8 @@ def searched(
         ways = (_switched(problem, each.candidate, as_they_come=True) for each in shortlist)
         as_they_come = preferred(problem, [predict(problem, way) for way in ways])
         starts.append(choose_offload(problem, as_they_come))
-    usual, _ = best, search.best_from(starts)
+    usual = best
+    search.best_from(starts)
     best = search.turned()
     if best is not usual and best.candidate.settings.offload.mode == "none":
         moved = choose_offload(problem, best)  # which says why nothing moves where nothing does

@@ -262,14 +262,10 @@ class Chunks:
         for view in self._views:
             view.move_to(there, padding_block)
 
-    def write(self, here: Mapping[str, np.ndarray], step: Chunks | None, padding_block: int) -> int:
-        """Say how a step attends, or one that is padding alone: tokens beyond those of its chunks each see the first
-        token of `padding_block`. Returns how many rows of the last array that takes."""
-        nothing = np.zeros(0, np.int64)
-        placed, tables = PlacedChunks(*[nothing] * 4), nothing.reshape(0, 0)
-        if step is not None:
-            placed, tables = step._placed, step._tables
-        return [view.write(here, placed, tables, padding_block) for view in self._views][-1]
+    def write(self, here: Mapping[str, np.ndarray], step: Chunks, padding_block: int) -> int:
+        """Say how a step attends: tokens beyond those of its chunks each see the first token of `padding_block`.
+        Returns how many rows of the last array that takes."""
+        return [view.write(here, step._placed, step._tables, padding_block) for view in self._views][-1]
 
     def at(self, slots: torch.Tensor) -> Chunks:
         """The chunks with each block `b` at `slots[b]`, int64 `[num_blocks]`: another layer's part of it."""

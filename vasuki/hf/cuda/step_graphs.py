@@ -219,7 +219,7 @@ class _Recorded:
         room = Reserve(width * block_tokens, tile_tokens)
         placed = PlacedChunks(tokens, ones, 0 * ones, 0 * ones)
         chunks = Chunks(placed, np.arange(len(ones)), tables, cache, kernels, room)
-        alone = LaidOut(
+        padding = LaidOut(
             token_ids=0 * tokens,
             late=0 * tokens,
             positions=0 * tokens,
@@ -229,7 +229,8 @@ class _Recorded:
             offload=None,
             chunks=chunks,
             passing=(Passing(tokens, slice(0, size.tokens), False),) * carries,
-        ).on_device()
+        )
+        alone = padding.on_device()
         self._compute = compute
         answers = compute(alone)  # which lays the chunks out for those kernels that attend
         if kept is None or len(kept[0]) < size.samples:
@@ -252,7 +253,7 @@ class _Recorded:
             sample_positions=there["samples"],
             groups=tuple(rows._replace(tokens=there["by_slot"]) for rows in alone.groups),
         )
-        self._send(None)
+        self._send(padding)
 
         def leave() -> None:
             torch.add(there["token_ids"], late[there["late"]], out=self._step.input_ids[0])
@@ -278,26 +279,21 @@ class _Recorded:
         expected = self._compute(self._step)[0][:count]
         return float((answer - expected).abs().max() / (_CLOSE[answer.dtype] * expected.abs().max()))
 
-    def _send(self, step: LaidOut | None) -> None:
-        """Bring a step to where the graph reads it, or one that is padding alone."""
-        here = self._staged.here()
-        tokens = samples = 0
-        if step is not None:
-            tokens, samples = len(step.token_ids), len(step.wanted)
-            here["token_ids"][:tokens], here["late"][:tokens] = step.token_ids, step.late
-            here["positions"][:tokens], here["rows"][:, :tokens] = step.positions, step.rows
-            here["samples"][:samples] = step.wanted
-            if step.last_tokens is not None and step.late.any():
-                sampled = step.last_tokens.token_ids
-                torch.clamp(sampled, min=0, out=self._late[1 : 1 + len(sampled)])  # a row without a token ends
+    def _send(self, step: LaidOut) -> None:
+        """Bring a step to where the graph reads it."""
+        here, tokens, samples = self._staged.here(), len(step.token_ids), len(step.wanted)
+        here["token_ids"][:tokens], here["late"][:tokens] = step.token_ids, step.late
+        here["positions"][:tokens], here["rows"][:, :tokens] = step.positions, step.rows
+        here["samples"][:samples] = step.wanted
         for name in ("token_ids", "late", "positions"):
             here[name][tokens:] = 0
         here["rows"][:, tokens:], here["samples"][samples:] = self._padding_rows, 0
-        if "by_slot" in here:
-            here["by_slot"][:] = np.arange(len(here["by_slot"]))
-            if step is not None:
-                here["by_slot"][:tokens] = step.passing[0].tokens
-        self._staged.send(self._step.chunks.write(here, step.chunks if step else None, self._padding_block))
+        for rows in step.passing:
+            here["by_slot"][:tokens], here["by_slot"][tokens:] = rows.tokens, np.arange(tokens, len(here["by_slot"]))
+        if step.last_tokens is not None and step.late.any():
+            sampled = step.last_tokens.token_ids
+            torch.clamp(sampled, min=0, out=self._late[1 : 1 + len(sampled)])  # a row without a token ends
+        self._staged.send(self._step.chunks.write(here, step.chunks, self._padding_block))
 
 
 def record_on_device() -> Record:
