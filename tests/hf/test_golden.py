@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, RoundedCache, hopeful, load, prompts, random_model, reference, requests_of, run
+from tiny_models import (
+    ARCHITECTURES,
+    Float8Cache,
+    NoTokenizer,
+    RoundedCache,
+    hopeful,
+    load,
+    prompts,
+    random_model,
+    reference,
+    requests_of,
+    run,
+)
 
+from vasuki.base.errors import ModelError
 from vasuki.engine.policy import POLICIES, Admission
 from vasuki.engine.sequence import FinishReason
 from vasuki.hf.kernels.native import find_compiler
+from vasuki.hf.loading.prepare import prepare
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -45,6 +61,28 @@ def test_rounded_keys_and_values_give_what_a_rounded_cache_gives(name: str, nati
     )
     assert rows.outputs == reference(name, cache=RoundedCache)
     assert stats.swapped_blocks > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss", "gpt_neox"])
+def test_keys_and_values_of_8_bits_give_what_such_a_cache_gives(name: str) -> None:
+    loaded = load(name, "float8")
+    scales = loaded.kv_layout.scales
+    memory: dict[str, Any] = dict(num_blocks=24, host_blocks=60, num_streamed=1)
+    rows, _, stats = run(loaded, hopeful(requests_of(prompts())), 16, **memory)
+    assert rows.outputs == reference(name, cache=functools.partial(Float8Cache, scales))
+    assert all(0 < scale < 1 for each in scales for scale in each)
+    assert stats.swapped_blocks > 0
+
+
+def test_a_model_that_8_bits_are_too_few_for_is_refused() -> None:
+    """As Qwen 2: keys have a part that is the same for all tokens, and larger than what tells them apart."""
+    model = copy.deepcopy(random_model("llama"))
+    projection = model.model.layers[1].self_attn.k_proj
+    offset = torch.zeros(projection.out_features)
+    offset[model.config.head_dim - 1 :: model.config.head_dim] = 300.0  # of the pair that turns most slowly
+    projection.bias = torch.nn.Parameter(offset)
+    with pytest.raises(ModelError, match=r"llama: kv.dtype: float8: .* change what layer 1 attends to by \d+%"):
+        prepare(model, NoTokenizer(), model.generation_config, "llama", "float8")
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])

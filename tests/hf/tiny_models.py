@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -269,8 +270,27 @@ class RoundedCache(transformers.DynamicCache):  # type: ignore[misc]
         return super().update(keys.bfloat16().float(), values.bfloat16().float(), *args, **kwargs)
 
 
+class Float8Cache(transformers.DynamicCache):  # type: ignore[misc]
+    """The same, divided by a layer's scales and rounded to 8 bits. Those of tiny models are below the largest number.
+
+    Args:
+        scales: of each layer's keys and values.
+    """
+
+    def __init__(self, scales: tuple[tuple[float, float], ...]) -> None:
+        super().__init__()
+        self.scales = scales
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
+        pairs = zip((keys, values), self.scales[layer], strict=True)
+        rounded = ((states / scale).to(torch.float8_e4m3fn).float() * scale for states, scale in pairs)
+        return super().update(*rounded, layer, *args, **kwargs)
+
+
 @functools.cache
-def reference(name: str, max_tokens: int = 14, cache: type[transformers.DynamicCache] | None = None) -> list[list[int]]:
+def reference(
+    name: str, max_tokens: int = 14, cache: Callable[[], transformers.DynamicCache] | None = None
+) -> list[list[int]]:
     """Greedy output of `model.generate`, row by row."""
     model = random_model(name)
     model.set_attn_implementation("eager")

@@ -183,6 +183,7 @@ ALONE = (
     "engine.packing",
     "engine.replicas",
     "engine.weights_on_host",
+    "kv.dtype",
     "kv.offload",
 )
 TOGETHER = [key for key in SHOWN if key not in (*ALONE, "engine.policy", "engine.attention")]
@@ -275,7 +276,12 @@ def ran_of(made: Made) -> Ran:
 RUN = [{"engine.policy": policy} for policy in POLICIES if not (POLICIES[policy].pads or POLICIES[policy].gathers)]
 RUN += [{"engine.policy": policy, "engine.attention": "padded"} for policy in POLICIES if POLICIES[policy].pads]
 RUN += [{"engine.attention": "padded", "engine.packing": word} for word in ("always", "never")]
-RUN += [{key: value} for key in RAN for value in OPTIONS[key] if key not in ("engine.policy", "engine.packing")]
+RUN += [
+    {key: value}
+    for key in RAN
+    for value in OPTIONS[key]
+    if key not in ("engine.policy", "engine.packing") and value != "float8"  # which is for GPUs
+]
 RUN += [{"engine.policy": "vasuki-paper", "kv.conditions": "printed"}]
 
 

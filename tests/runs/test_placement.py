@@ -204,6 +204,21 @@ def test_a_gpu_at_hand_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
         placed_here(job_of(engine={"device": "cuda"}), shape)
 
 
+def test_keys_and_values_of_8_bits_are_for_packed_attention_on_a_gpu(tmp_path: Path, tiny_model: Path) -> None:
+    shape, a10 = named_shape("mistral-7b"), find_profile("a10")
+    wide, narrow = (placed_on(job_of(kv={"dtype": kind}), shape, a10).shape for kind in ("auto", "float8"))
+    assert wide.kv_bytes_per_token == 2 * narrow.kv_bytes_per_token
+    with pytest.raises(JobFileError, match=r"^kv.dtype: float8 is for packed attention, and that of .* is padded"):
+        placed_on(job_of(kv={"dtype": "float8"}, engine={"attention": "padded"}), shape, a10)
+    with pytest.raises(JobFileError, match=r"^kv.dtype: float8 is for GPUs"):
+        placed_on(job_of(kv={"dtype": "float8"}), shape, find_profile("cpu"))
+    job = written_job(tmp_path, tiny_model, kv={"dtype": "float8"})
+    for command in ("check", "plan", "run"):
+        done = CliRunner().invoke(main, [command, str(job)])
+        assert done.exit_code == 2, command
+        assert "kv.dtype: float8 is for GPUs; on a CPU bfloat16 is the least" in done.output
+
+
 @pytest.mark.parametrize("head_dim", [64, 100, 256, 264])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("generation", [(7, 5), (8, 0), (9, 0)])
@@ -223,6 +238,7 @@ def test_pages_are_for_what_the_packed_kernel_takes(
         ({}, 256),
         ({"kv": {"block_tokens": 32}}, 32),
         ({"kv": {"dtype": "float32"}}, "auto"),
+        ({"kv": {"dtype": "float8"}}, "auto"),
         ({"model": {"shape": "mistral-7b", "dtype": "float32"}}, "auto"),
         ({"engine": {"attention": "padded"}}, "auto"),
     ],

@@ -37,8 +37,9 @@ from vasuki.hf.cuda.step_graphs import StepGraphs
 from vasuki.hf.fused import by_torch
 from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fuse_modules
-from vasuki.hf.kernels.by_triton import attention, layer, sampling
+from vasuki.hf.kernels.by_triton import attention, float8, layer, sampling
 from vasuki.hf.kernels.by_triton.attention import TileAttention, num_splits
+from vasuki.hf.kernels.float8 import FLOAT8, UNSCALED, Scales
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading import triton_kernels
 from vasuki.hf.ragged_executor import RaggedExecutor
@@ -176,6 +177,41 @@ def test_norms_turns_and_stores_like_torch(
     plain.write(0, turned[:, 3:], values, rows)
     torch.testing.assert_close(query, turned[:, :3], rtol=0, atol=TOLERANCE[dtype])
     torch.testing.assert_close(ours.layers[0], plain.layers[0], rtol=0, atol=TOLERANCE[dtype])
+
+
+_HALVES = torch.arange(127, dtype=torch.uint8).view(FLOAT8).double().unfold(0, 2, 1).mean(1)  # between neighbours
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # infinity, times nothing
+@pytest.mark.parametrize("scales", [UNSCALED, Scales(4.0, 2.0**-6)])
+def test_keeps_8_bits_as_torch_rounds_them(scales: Scales, dtype: torch.dtype) -> None:
+    """Halves between neighbours and what lies next to them, numbers of all sizes, too large ones, and no number."""
+    torch.manual_seed(7)
+    next_to = [torch.nextafter(_HALVES.float(), torch.tensor(to)) for to in (-1.0, 1e9)]
+    sizes = torch.randn(500) * torch.exp(4 * torch.randn(500))
+    odd = torch.tensor([0.0, 1e-30, 448.0, 464.0, 1e30, math.inf, math.nan])
+    numbers = torch.cat([sizes, odd, _HALVES.float(), *next_to])
+    keys = torch.cat([numbers, -numbers])[: len(numbers) // 8 * 16].view(-1, 2, 8).to(dtype)
+    layout = dataclasses.replace(KVLayout.uniform(1, 2, 8, FLOAT8), scales=(scales,))
+    plain, ours, turned = (KVCache(layout, 1, len(keys), CPU) for _ in range(3))
+    rows, values = plain.rows_of_slots(torch.arange(len(keys))), keys.flip(0)
+    plain.write(0, keys, values, rows)
+    TileAttention(1, dtype).write(keys, values, rows[0], ours.layers[0], scales)
+    still = torch.ones(len(keys), 4, dtype=dtype), torch.zeros(len(keys), 4, dtype=dtype)
+    layer.turn_and_store(torch.cat([keys, keys, values], dim=1), 2, *still, rows, turned.layers[0], 4, None, scales)
+    expected, written, turned_too = (each.layers[0].view(torch.uint8)[0] for each in (plain, ours, turned))
+    assert torch.equal(written, expected)
+    assert len(set(expected.flatten().tolist())) > 240
+    is_number = torch.stack([keys, values]).isfinite().all(-1)  # what is none leaves none when it turns
+    assert torch.equal(turned_too[is_number], expected[is_number])
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_attends_to_8_bits_like_torch(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(float8, "_has_instructions", lambda device: native)
+    layout = KVLayout.uniform(3, 2, 24, FLOAT8)
+    assert triton_kernels.tile_attention(layout, 3, torch.float32, CPU) is not None
 
 
 @DTYPES
@@ -343,7 +379,7 @@ import json, re, subprocess, sys, tempfile
 from triton import compile, knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from vasuki.hf.kernels.by_triton import attention, layer, sampling
+from vasuki.hf.kernels.by_triton import attention, float8, layer, sampling
 
 kernels, card = [], 86
 
@@ -358,6 +394,7 @@ def spills(ptx):
 
 def launch(kernel, grid, *arguments, **sizes):
     names = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.int64": "i64", "torch.float64": "fp64"}
+    names |= {"torch.uint8": "u8", "torch.float8_e4m3fn": "fp8e4nv"}
     types = [
         f"*{names[str(each.dtype)]}" if hasattr(each, "dtype") else "fp32" if isinstance(each, float) else "i32"
         for each in arguments
@@ -372,10 +409,11 @@ def launch(kernel, grid, *arguments, **sizes):
 attention.launch = layer.launch = sampling.launch = launch
 import torch
 
-def attend(dtype, group, head_dim, window=None, softcap=5.0):
+def attend(dtype, group, head_dim, window=None, softcap=5.0, kept=None):
+    float8._has_instructions = lambda device: card >= 89
     large = attention.takes_large_tiles((card // 10, card % 10), head_dim, dtype)
     kernel, heads = attention.TileAttention(group, dtype, large), 2 * group
-    query, cache = torch.zeros(4, heads, head_dim, dtype=dtype), torch.zeros(8, 2, 16, 2, head_dim, dtype=dtype)
+    query, cache = torch.zeros(4, heads, head_dim, dtype=dtype), torch.zeros(8, 2, 16, 2, head_dim, dtype=kept or dtype)
     tiles, tables = torch.zeros(1, 5, dtype=torch.int64), torch.zeros(4, 64, dtype=torch.int64)
     kernel.write(query[:, :2], query[:, :2], torch.zeros(2, 4, dtype=torch.int64), cache)
     kernel(query, cache, tiles, kernel.tile_tokens, tables, torch.zeros(heads), window, 0.1, softcap, query)
@@ -385,10 +423,12 @@ attend(torch.bfloat16, 8, 64, None, None)
 attend(torch.float32, 1, 128)
 attend(torch.bfloat16, 4, 512, 50)
 attend(torch.float32, 4, 256, 50)
+attend(torch.bfloat16, 4, 128, kept=torch.float8_e4m3fn)
 heads, angles = torch.zeros(4, 48, 128, dtype=torch.bfloat16), torch.zeros(4, 128, dtype=torch.bfloat16)
 rows, cache = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(1, 2, 16, 8, 128, dtype=torch.bfloat16)
 layer.turn_and_store(heads, 32, angles, angles, rows, cache, 128)
 layer.turn_and_store(heads, 32, angles[:, :48], angles[:, :48], rows, cache, 96, (angles[0], angles[1], 1e-6, 1.0))
+layer.turn_and_store(heads, 32, angles, angles, rows, torch.zeros(1, 2, 16, 8, 128, dtype=torch.float8_e4m3fn), 128)
 layer.normed(heads.flatten(1), heads.flatten(1)[0], 1e-6, 1.0)
 for activation in layer.ACTIVATIONS:
     layer.gated(angles, activation)
@@ -397,6 +437,7 @@ for filters in ((False, False), (True, True)):
 card = 90
 attend(torch.bfloat16, 4, 128)
 attend(torch.bfloat16, 1, 64, 50, None)
+attend(torch.bfloat16, 4, 128, kept=torch.float8_e4m3fn)
 print(json.dumps(kernels))
 """
 

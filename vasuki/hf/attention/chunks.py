@@ -13,6 +13,7 @@ import torch
 
 from vasuki.base.arrays import Ints
 from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.float8 import Scales
 from vasuki.hf.kernels.transfer import Shapes, to_device
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
@@ -51,7 +52,9 @@ class TileKernel(Protocol):
     tile_tokens: int  # of a prompt, in a tile at most
     output_tile_tokens: int  # of an output; one where another kernel serves those than serves prompts
 
-    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, /) -> None: ...
+    def write(
+        self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor, scales: Scales, /
+    ) -> None: ...
 
     def __call__(
         self,
@@ -65,6 +68,7 @@ class TileKernel(Protocol):
         scaling: float,
         softcap: float | None,
         out: torch.Tensor,
+        scales: Scales,
         /,
     ) -> None: ...
 

@@ -1,10 +1,12 @@
 """The probe: it sees what a model asks of its attention by running it on a few tokens.
 
-Nothing is attended to meanwhile: each layer's call is noted, and answered with its queries.
+Nothing is attended to meanwhile: each layer's call is noted, and answered with its queries. Only where it is to be seen
+how large keys and values are, attention is computed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,8 +17,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from vasuki.hf.attention import ragged_attention
-from vasuki.hf.attention.plain_attention import Variant
+from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.attention.ragged_attention import Unsupported
+from vasuki.hf.kernels.float8 import LARGEST, UNSCALED, Scales, in_8_bits
 from vasuki.hf.kernels.recurrent_functions import by_torch
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.models.config_json import context_of
@@ -24,6 +27,9 @@ from vasuki.models.config_json import context_of
 NOT_ON_INTERFACE = "it does not use transformers' attention interface"
 _NAME = "vasuki_probe"
 _NUM_TOKENS = 4
+_NUM_METERED = 64
+_HEADROOM = 4  # times what keys and values of those tokens reach
+_MOST_CHANGED = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,33 @@ class _Observer:
         return min(window or self._longest, self._longest)
 
 
+class _Meter(_Observer):
+    """Attends, and notes of each layer how large keys and values are, and what it matters if they have 8 bits."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(longest)
+        self.scales: dict[int, Scales] = {}
+        self.changed: dict[int, float] = {}  # share of its answer
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        variant: Variant,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        super().attend(module, query, key, value, variant, mask)
+        scales = Scales(_scale(key), _scale(value))
+        exact = attend_eagerly(query, key, value, variant)
+        rounded = attend_eagerly(query, in_8_bits(key, scales.key), in_8_bits(value, scales.value), variant)
+        layer = cast(int, module.layer_idx)
+        self.scales[layer] = scales
+        self.changed[layer] = float((rounded - exact).norm() / exact.norm().clamp_min(1e-30))
+        return exact
+
+
 class _Echo:
     """Answers calls of attention as the probe does, without noting them."""
 
@@ -107,19 +140,48 @@ def observe(model: Any, **arguments: Any) -> dict[torch.nn.Module, Observation]:
     """
     longest = context_of(model.config.get_text_config().to_dict()) or _NUM_TOKENS
     observer = _Observer(longest)
-    tokens = torch.arange(_NUM_TOKENS, device=model.device).unsqueeze(0)
-    positions = torch.linspace(0, longest - 1, _NUM_TOKENS, device=model.device).long().unsqueeze(0)
+    _run(model, torch.arange(_NUM_TOKENS), torch.linspace(0, longest - 1, _NUM_TOKENS).long(), observer, **arguments)
+    return observer.seen
+
+
+def _run(model: Any, tokens: torch.Tensor, positions: torch.Tensor, observer: _Observer, **arguments: Any) -> None:
     model.set_attn_implementation(_NAME)
     try:
         on_cpu = model.device.type == "cpu"  # weights may wait there, for a device that has other kernels
         with torch.inference_mode(), by_torch(model) if on_cpu else nullcontext():
             # As a step does: some models compute less where logits are wanted of the last token alone.
-            kept = torch.arange(_NUM_TOKENS, device=model.device)
+            kept = torch.arange(len(tokens), device=model.device)
             asked = {"use_cache": False, "logits_to_keep": kept, "step": observer, **arguments}
-            model(input_ids=tokens, position_ids=positions, **asked)
+            ids, places = (each.to(model.device).unsqueeze(0) for each in (tokens, positions))
+            model(input_ids=ids, position_ids=places, **asked)
     finally:
         model.set_attn_implementation(ragged_attention.NAME)
-    return observer.seen
+
+
+def scales_of(model: Any, layout: KVLayout) -> tuple[Scales, ...]:
+    """By what each layer's keys and values are divided where they are kept in 8 bits: so that those of a few tokens
+    from all over the vocabulary lie well below the largest number.
+
+    Raises Unsupported where that many bits are too few: Qwen 2's keys have a part that is the same for all tokens and
+    larger than all the rest, and what tells them apart is rounded away.
+    """
+    config = model.config.get_text_config()
+    longest = context_of(config.to_dict()) or _NUM_METERED
+    count, meter = min(_NUM_METERED, longest), _Meter(longest)
+    _run(model, torch.linspace(0, config.vocab_size - 1, count).long(), torch.arange(count), meter)
+    worst = max(meter.changed, key=meter.changed.__getitem__)
+    if not meter.changed[worst] <= _MOST_CHANGED:
+        raise Unsupported(
+            f"keys and values of 8 bits change what layer {worst} attends to by {meter.changed[worst]:.0%}"
+        )
+    return tuple(meter.scales.get(layer, UNSCALED) for layer in range(layout.num_layers))
+
+
+def _scale(states: torch.Tensor) -> float:
+    """The least power of two that leaves them room below the largest number of 8 bits."""
+    largest = float(states.abs().max())
+    fits = 0.0 < largest < float("inf")
+    return float(2.0 ** math.ceil(math.log2(_HEADROOM * largest / LARGEST))) if fits else 1.0
 
 
 def observe_calls(

@@ -20,6 +20,7 @@ from vasuki.hf.attention.chunks import AttentionKernels, PagedTiles
 from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.attention.plain_attention import Variant, attend_gathered
 from vasuki.hf.kernels import varlen
+from vasuki.hf.kernels.float8 import Scales
 from vasuki.hf.kernels.varlen import PagedVarlen
 
 NAME = "vasuki_ragged"
@@ -131,7 +132,7 @@ def attend_stored(query: torch.Tensor, layer: int, step: StepInputs, variant: Va
     if packed is not None and _packs(query, cache_layer, packed, chunks.kernels, variant):
         return packed(query.contiguous(), cache_layer, variant.scaling, variant.window)
     if chunks.tiles is not None:
-        return _attend_tiles(query, cache_layer, chunks.tiles, variant)
+        return _attend_tiles(query, cache_layer, step.cache.layout.scales_of(layer), chunks.tiles, variant)
     return attend_gathered(query, layer, step, variant)
 
 
@@ -149,12 +150,14 @@ def _packs(
 def store(key: torch.Tensor, value: torch.Tensor, layer: int, step: StepInputs) -> None:
     """Put a step's keys and values `[num_tokens, num_kv_heads, head_dim]` into their blocks."""
     if (kernel := step.chunks.kernels.ours) is not None:
-        kernel.write(key, value, step.rows, step.cache.layers[layer])
+        kernel.write(key, value, step.rows, step.cache.layers[layer], step.cache.layout.scales_of(layer))
     else:
         step.cache.write(layer, key, value, step.rows)
 
 
-def _attend_tiles(query: torch.Tensor, cache_layer: torch.Tensor, tiles: PagedTiles, variant: Variant) -> torch.Tensor:
+def _attend_tiles(
+    query: torch.Tensor, cache_layer: torch.Tensor, scales: Scales, tiles: PagedTiles, variant: Variant
+) -> torch.Tensor:
     """Attend by a compiled kernel."""
     output = query.new_empty(query.shape)
     tiles.kernel(
@@ -168,5 +171,6 @@ def _attend_tiles(query: torch.Tensor, cache_layer: torch.Tensor, tiles: PagedTi
         variant.scaling,
         variant.softcap,
         output,
+        scales,
     )
     return output

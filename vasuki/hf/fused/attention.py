@@ -16,6 +16,7 @@ from vasuki.hf.attention.plain_attention import Variant
 from vasuki.hf.attention.probe import Observation, observe_calls, observe_layer
 from vasuki.hf.attention.ragged_attention import AttentionProbe
 from vasuki.hf.fused.replace import close, replace_modules
+from vasuki.hf.kernels.float8 import UNSCALED, Scales
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 
 Join = Callable[[list[Any]], torch.nn.Module]  # linear layers -> one with the outputs of all
@@ -54,6 +55,7 @@ class TurnAndStore(Protocol):
         cache: torch.Tensor,
         rotated: int,
         norms: HeadNorms | None,
+        scales: Scales,
         /,
     ) -> torch.Tensor: ...
 
@@ -142,6 +144,7 @@ class FusedAttention(torch.nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         rows: torch.Tensor,
         cache_layer: torch.Tensor,
+        scales: Scales = UNSCALED,
     ) -> torch.Tensor:
         """Return queries alone; keys and values are in the cache then, see `TurnAndStore`."""
         assert self._turn_and_store is not None
@@ -150,7 +153,7 @@ class FusedAttention(torch.nn.Module):
             heads = self.norm(heads)
         cos, sin = (angles[0] for angles in position_embeddings)
         rotated = cos.shape[-1] * (1 + self._repeats_angles)
-        return self._turn_and_store(heads, self.splits[0], cos, sin, rows, cache_layer, rotated, norms)
+        return self._turn_and_store(heads, self.splits[0], cos, sin, rows, cache_layer, rotated, norms, scales)
 
     def forward(
         self,
@@ -162,7 +165,8 @@ class FusedAttention(torch.nn.Module):
         if self.stores and isinstance(step, StepInputs):
             layer = self.layer_idx
             with step.at_layer(layer) as here:
-                query = self.project_into(hidden_states, position_embeddings, here.rows, here.cache.layers[layer])
+                cache, scales = here.cache.layers[layer], here.cache.layout.scales_of(layer)
+                query = self.project_into(hidden_states, position_embeddings, here.rows, cache, scales)
                 output = ragged_attention.attend_stored(query, layer, here, self.variant)
         else:
             query, key, value = self.project(hidden_states, position_embeddings)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from vasuki.hf.kernels import levels, native
+from vasuki.hf.kernels.float8 import UNSCALED, Scales
 from vasuki.hf.kernels.levels import Level
 
 _ELEMENTS = {torch.float32: "float", torch.bfloat16: "bf16"}
@@ -47,9 +48,16 @@ class PagedKernel:
         """Addresses of these functions, for kernels that compute layers whose heads are all of one size."""
         return [ctypes.cast(function, ctypes.c_void_p) for function in self.functions]
 
-    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
+    def write(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: torch.Tensor,
+        cache: torch.Tensor,
+        scales: Scales = UNSCALED,
+    ) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`; of
-        `rows` it reads the keys' half."""
+        `rows` it reads the keys' half. No type that it stores has scales."""
         _, _, block_tokens, num_kv_heads, head_dim = cache.shape
         keys, values = keys.flatten(1), values.flatten(1)  # without a copy, unless heads lie apart
         self._write[head_dim](
@@ -76,6 +84,7 @@ class PagedKernel:
         scaling: float,
         softcap: float | None,
         out: torch.Tensor,
+        scales: Scales = UNSCALED,
     ) -> None:
         """Serve `tiles` of the packed `query`, writing their rows of `out`. Shapes as in paged_attention.cpp.
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from vasuki.base.errors import JobFileError
+from vasuki.hf.kernels.float8 import UNSCALED, Scales, indexable, stored
 
 Slots = TypeVar("Slots", np.ndarray, torch.Tensor)  # int64
 
@@ -37,6 +38,7 @@ class KVLayout:
 
     heads: tuple[tuple[int, int], ...]  # (num_kv_heads, head_dim) of each layer, (0, 0) if it does not attend
     dtype: torch.dtype
+    scales: tuple[Scales, ...] = ()  # of each layer; none is scaled if there are none
 
     @classmethod
     def uniform(cls, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVLayout:
@@ -51,6 +53,9 @@ class KVLayout:
     def head_dims(self) -> tuple[int, ...]:
         """The sizes of heads, each once, rising."""
         return tuple(sorted({head_dim for _, head_dim in self.heads if head_dim}))
+
+    def scales_of(self, layer: int) -> Scales:
+        return self.scales[layer] if self.scales else UNSCALED
 
     @property
     def bytes_per_token(self) -> int:
@@ -110,9 +115,9 @@ class KVCache:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]` at `rows` `[2, num_tokens]`, as made by
         `rows_of_slots`."""
         width = keys.shape[1] * keys.shape[2]
-        flat = self.layers[layer].view(-1, width)
-        flat.index_copy_(0, rows[0], keys.reshape(-1, width).to(flat.dtype))
-        flat.index_copy_(0, rows[1], values.reshape(-1, width).to(flat.dtype))
+        flat = indexable(self.layers[layer]).view(-1, width)
+        for states, at, scale in zip((keys, values), rows, self.layout.scales_of(layer), strict=True):
+            flat.index_copy_(0, at, indexable(stored(states.reshape(-1, width), self.layout.dtype, scale)))
 
     def rows_of_slots(self, slots: Slots) -> Slots:
         """Rows of each slot's key and value in the `[num_blocks * 2 * block_tokens, ...]` view of a layer, for all
@@ -130,9 +135,13 @@ class KVCache:
 
         `blocks` is `[..., blocks_per_row]`, and `num_tokens = blocks_per_row * block_tokens`.
         """
-        picked = self.layers[layer].index_select(0, blocks.reshape(-1)).to(dtype or self.layout.dtype)
-        picked = picked.view(*blocks.shape, 2, *picked.shape[2:])
-        keys, values = picked.unbind(blocks.dim())
+        picked = indexable(self.layers[layer]).index_select(0, blocks.reshape(-1)).view(self.layout.dtype)
+        picked = picked.to(dtype or self.layout.dtype).view(*blocks.shape, 2, *picked.shape[2:])
+        parts = picked.unbind(blocks.dim())
+        for states, scale in zip(parts, self.layout.scales_of(layer), strict=True):
+            if scale != 1:
+                states *= scale
+        keys, values = parts
         return keys.flatten(-4, -3), values.flatten(-4, -3)
 
 

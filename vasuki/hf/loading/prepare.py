@@ -13,8 +13,9 @@ import torch
 
 from vasuki.base.errors import ModelError
 from vasuki.hf.attention import ragged_attention
-from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe
+from vasuki.hf.attention.probe import NOT_ON_INTERFACE, probe, scales_of
 from vasuki.hf.kernels import paged_attention
+from vasuki.hf.kernels.float8 import FLOAT8
 from vasuki.hf.kv.kv_cache import KVLayout
 from vasuki.hf.loading.defaults import end_tokens, first_line, warn_of_penalties
 from vasuki.hf.loading.loaded_model import LoadedModel
@@ -30,6 +31,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8": FLOAT8,
+}
 _ATTENTION_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
 
 
@@ -72,6 +79,11 @@ def prepare(
         if getattr(model, "_supports_attention_backend", False):
             raise
         raise Refused(f"{refused}: {NOT_ON_INTERFACE} ({first_line(error)})") from error
+    if kv_dtype == "float8":
+        try:
+            layout = replace(layout, scales=scales_of(model, layout))
+        except ragged_attention.Unsupported as error:
+            raise ModelError(f"{name}: kv.dtype: float8: {error}; leave it out") from None
     ready = replace(described(model, tokenizer, generation, name, layout, kv_dtype, dtype), recurrent=stateful)
     device = device or model.device
     if uses_kernels and device.type == "cuda":
@@ -87,6 +99,8 @@ def prepare(
 
 def prepare_padded(model: Any, tokenizer: Tokenizer, generation: Any, name: str, kv_dtype: str = "auto") -> LoadedModel:
     """Check and describe a model that has its own attention, for the padded backend. Raises Refused by name."""
+    if kv_dtype == "float8":
+        raise Refused(f"{name}: kv.dtype: float8 is for packed attention; leave it out")
     try:
         found = probe_padded(model)
     except ragged_attention.Unsupported as error:
@@ -111,7 +125,7 @@ def described(
 ) -> LoadedModel:
     """Describe what is the same for both backends. Arguments as for `prepare`."""
     config, dtype = model.config.get_text_config(), dtype or model.dtype
-    layout = replace(layout, dtype=dtype if kv_dtype == "auto" else getattr(torch, kv_dtype))
+    layout = replace(layout, dtype=dtype if kv_dtype == "auto" else _DTYPES[kv_dtype])
     _warn_of_context(name, config)
     warn_of_penalties(generation)
     eos_ids = end_tokens(name, config, generation, tokenizer)

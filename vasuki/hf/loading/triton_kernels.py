@@ -15,6 +15,7 @@ from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.fused.replace import close
+from vasuki.hf.kernels.float8 import FLOAT8, Scales
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.sampler import Draw, sample
 
@@ -79,7 +80,8 @@ def tile_attention(
         large = takes_large_tiles(generation, max(layout.head_dims), dtype)
         kernel = TileAttention(heads_per_kv_head, dtype, large)
         for num_kv_heads, head_dim in sorted({heads for heads in layout.heads if all(heads)}):
-            one = KVLayout.uniform(1, num_kv_heads, head_dim, layout.dtype)
+            scales = (Scales(0.25, 2.0),) if layout.dtype is FLOAT8 else ()
+            one = replace(KVLayout.uniform(1, num_kv_heads, head_dim, layout.dtype), scales=scales)
             for variant in _variants(num_kv_heads * heads_per_kv_head, head_dim, device):
                 if not _agrees(kernel, one, variant, heads_per_kv_head, dtype, device):
                     raise ValueError(f"it answers otherwise than torch for heads of {head_dim}, {variant}")
@@ -121,7 +123,7 @@ def _agrees(
     output = torch.empty_like(query)
     on_device = torch.tensor(tiles, device=device)
     options = variant.sinks, variant.window, variant.scaling, variant.softcap
-    kernel(query, cache.layers[0], on_device, longest, tables, *options, output)
+    kernel(query, cache.layers[0], on_device, longest, tables, *options, output, layout.scales_of(0))
     first, is_close = 0, True
     for row, (tokens, context) in enumerate(zip(_TOKENS, _CONTEXTS, strict=True)):
         keys, values = cache.gather(0, tables[row], dtype)

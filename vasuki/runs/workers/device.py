@@ -17,6 +17,7 @@ from vasuki.engine.sequence import Request
 from vasuki.io.output.manifest import Bounds, Manifest, Timings
 from vasuki.io.output.trace import StepRecord
 from vasuki.machines.cost_model import CostModel
+from vasuki.machines.here.device import local_device
 from vasuki.machines.here.measured import Tokens, look_back
 from vasuki.machines.here.stolen_time import StolenTime
 from vasuki.models.fingerprint import model_fingerprint
@@ -29,7 +30,7 @@ from vasuki.runs.manifests import run_manifest
 from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.observers.watchdog import Watchdog
 from vasuki.runs.opening import JobKey
-from vasuki.runs.placement import Placement, placed_as_loaded, refuse_backend
+from vasuki.runs.placement import Placement, placed_as_loaded, refuse_backend, refuse_float8
 from vasuki.runs.workers.messages import Planned
 from vasuki.runs.workload import shape_of
 
@@ -44,7 +45,9 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
     """
     config = job.config
     started_s = time.perf_counter()
-    refuse_backend(config, shape_of(config))  # in the words of `vasuki check`, before anything is loaded
+    shape = shape_of(config)
+    refuse_backend(config, shape)  # in the words of `vasuki check`, before anything is loaded
+    refuse_float8(config, shape, local_device(config.engine.device).on_cpu)
     from vasuki.hf.device.device import device_of
     from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
     from vasuki.hf.loading.varying import why_rows_vary

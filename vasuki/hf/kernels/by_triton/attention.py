@@ -14,7 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from vasuki.hf.kernels.by_triton.float8 import factors, kept, read, to_read
 from vasuki.hf.kernels.by_triton.launch import launch
+from vasuki.hf.kernels.float8 import UNSCALED, Scales, indexable
 
 # By the bytes of a number: queries of a program (tokens times the heads that share a KV head), and numbers of its keys
 # in a span. With what it prefetches they fit the 99 KiB that a program has on the smallest of these cards (sm_86).
@@ -49,12 +51,20 @@ class TileAttention:
         rows = _LARGE_ROWS if large_tiles else _TILE_ROWS[dtype.itemsize]
         self.tile_tokens = self.output_tile_tokens = max(1, rows // triton.next_power_of_2(heads_per_kv_head))
 
-    def write(self, keys: torch.Tensor, values: torch.Tensor, rows: torch.Tensor, cache: torch.Tensor) -> None:
+    def write(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: torch.Tensor,
+        cache: torch.Tensor,
+        scales: Scales = UNSCALED,
+    ) -> None:
         """Store keys and values `[num_tokens, num_kv_heads, head_dim]`. Its plain twin is `KVCache.write`."""
         tokens, num_kv_heads, head_dim = keys.shape
         launch(
             _write, (tokens,),
-            keys, values, rows, cache, keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+            keys, values, rows, indexable(cache), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+            *factors(scales),
             BLOCK_TOKENS=cache.shape[2], KV_HEADS=num_kv_heads, DIM=head_dim,
             HEADS_PADDED=triton.next_power_of_2(num_kv_heads), DIM_PADDED=triton.next_power_of_2(head_dim),
         )  # fmt: skip
@@ -71,6 +81,7 @@ class TileAttention:
         scaling: float,
         softcap: float | None,
         out: torch.Tensor,
+        scales: Scales = UNSCALED,
     ) -> None:
         """Serve `tiles` of the packed `query`, writing their rows of `out`.
 
@@ -85,6 +96,7 @@ class TileAttention:
             scaling: of the scores.
             softcap: scores are squashed to (-softcap, softcap).
             out: contiguous.
+            scales: of what is in the cache.
         """
         _, _, block_tokens, num_kv_heads, head_dim = cache.shape
         group = query.shape[1] // num_kv_heads
@@ -101,11 +113,12 @@ class TileAttention:
         for tokens in dict.fromkeys((longest, 1)):
             launch(
                 _attend, (len(tiles), num_kv_heads, splits),
-                query, cache, tiles, tables, query if sinks is None else sinks, partial, sums,
-                query.stride(0), query.stride(1), tables.stride(0), len(out), splits, scaling, softcap or 1.0,
-                window or 0, BLOCK_TOKENS=block_tokens, KV_HEADS=num_kv_heads, GROUP=group, DIM=head_dim,
-                DIM_PADDED=dim_padded, SPLIT=splits > 1, SINGLE=tokens == 1, SINKS=sinks is not None,
-                SOFTCAP=softcap is not None, WINDOW=window is not None,
+                query, to_read(cache), tiles, tables, query if sinks is None else sinks, partial, sums,
+                query.stride(0), query.stride(1), tables.stride(0), len(out), splits,
+                scaling * scales.key, softcap or 1.0, window or 0, scales.value,
+                BLOCK_TOKENS=block_tokens, KV_HEADS=num_kv_heads, GROUP=group, DIM=head_dim, DIM_PADDED=dim_padded,
+                SPLIT=splits > 1, SINGLE=tokens == 1, SINKS=sinks is not None, SOFTCAP=softcap is not None,
+                WINDOW=window is not None,
                 **_sizes(tokens * group, dim_padded, query.itemsize, self._large_tiles),
             )  # fmt: skip
         if splits > 1:
@@ -141,7 +154,7 @@ def num_splits(programs: int, context: int) -> int:
 
 @triton.jit
 def _write(
-    keys, values, rows, cache, key_token, key_head, value_token, value_head,
+    keys, values, rows, cache, key_token, key_head, value_token, value_head, key_factor, value_factor,
     BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HEADS_PADDED: tl.constexpr, DIM_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -153,8 +166,8 @@ def _write(
     to = cache + tl.load(rows + token) * KV_HEADS * DIM + head * DIM + dim
     key = tl.load(keys + token * key_token + head * key_head + dim, mask=there)
     value = tl.load(values + token * value_token + head * value_head + dim, mask=there)
-    tl.store(to, key.to(cache.dtype.element_ty), mask=there)
-    tl.store(to + BLOCK_TOKENS * KV_HEADS * DIM, value.to(cache.dtype.element_ty), mask=there)
+    tl.store(to, kept(key, key_factor, cache), mask=there)
+    tl.store(to + BLOCK_TOKENS * KV_HEADS * DIM, kept(value, value_factor, cache), mask=there)
 
 
 # Numbers that change from step to step are not compiled for: a kernel is there once it has been compiled once.
@@ -164,7 +177,7 @@ _STEP = ["table_width", "num_tokens", "splits", "window"]
 @triton.jit(do_not_specialize=_STEP)
 def _attend(
     query, cache, tiles, tables, sinks, out, sums,
-    query_token, query_head, table_width, num_tokens, splits, scaling, softcap, window,
+    query_token, query_head, table_width, num_tokens, splits, scaling, softcap, window, value_scale,
     BLOCK_TOKENS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr, ROWS: tl.constexpr, SPAN: tl.constexpr, SPLIT: tl.constexpr, SINGLE: tl.constexpr,
     SINKS: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
@@ -216,6 +229,7 @@ def _attend(
             BLOCK_TOKENS, KV_HEADS, DIM, DIM_PADDED, SPAN, SOFTCAP, WINDOW, True,
         )  # fmt: skip
 
+    summed = summed * value_scale
     is_out = is_row[:, None] & is_dim[None, :]
     place = ((first + token) * (KV_HEADS * GROUP) + head)[:, None] * DIM + dim[None, :]
     if not SPLIT:
@@ -249,11 +263,11 @@ def _take_span(
     lies = cache + slot[:, None] * DIM + dim[None, :]
     if MASKED or DIM != DIM_PADDED:
         there = is_key[:, None] & (dim < DIM)[None, :]
-        k = tl.load(lies, mask=there, other=0.0).to(q.dtype)
-        v = tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM, mask=there, other=0.0).to(q.dtype)
+        k = read(tl.load(lies, mask=there, other=0.0), q)
+        v = read(tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM, mask=there, other=0.0), q)
     else:
-        k = tl.load(lies).to(q.dtype)
-        v = tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM).to(q.dtype)
+        k = read(tl.load(lies), q)
+        v = read(tl.load(lies + BLOCK_TOKENS * KV_HEADS * DIM), q)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3")
     if SOFTCAP:
         scores = (2 * tl.sigmoid(2 * scores * scaling / softcap) - 1) * (softcap * _LOG2_E)

@@ -10,7 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from vasuki.hf.kernels.by_triton.float8 import factors, kept
 from vasuki.hf.kernels.by_triton.launch import launch
+from vasuki.hf.kernels.float8 import UNSCALED, Scales, indexable
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
@@ -26,6 +28,7 @@ def turn_and_store(
     cache: torch.Tensor,
     rotated: int,
     norms: tuple[torch.Tensor, torch.Tensor, float, float] | None = None,
+    scales: Scales = UNSCALED,
 ) -> torch.Tensor:
     """Norm and rotate queries and keys, and put keys and values into the cache.
 
@@ -41,6 +44,7 @@ def turn_and_store(
         rotated: numbers of a head that turn; those behind them stay.
         norms: of heads before they turn: weights `[head_dim]` for queries and for keys, what is added to the mean
             square, and what to the weights.
+        scales: of what is in the cache.
 
     Returns:
         The queries, `[num_tokens, num_heads, head_dim]`.
@@ -51,7 +55,7 @@ def turn_and_store(
     query_norm, key_norm, eps, offset = norms or (heads, heads, 0.0, 0.0)
     launch(
         _turn_and_store, (tokens,),
-        heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset,
+        heads, cos, sin, rows, indexable(cache), query, query_norm, key_norm, eps, offset, *factors(scales),
         cos.stride(0), sin.stride(0), rows.stride(0),
         HEADS=num_heads, KV_HEADS=(all_heads - num_heads) // 2, DIM=head_dim, HALF=half, REST=rest,
         OTHER_HALF=cos.shape[-1] - half, NORMS=norms is not None,
@@ -100,7 +104,8 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["values_after"])  # as many as there are tokens
 def _turn_and_store(
-    heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset, cos_token, sin_token, values_after,
+    heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset, key_factor, value_factor,
+    cos_token, sin_token, values_after,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     OTHER_HALF: tl.constexpr, NORMS: tl.constexpr,
     HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr, REST_PADDED: tl.constexpr,
@@ -139,15 +144,15 @@ def _turn_and_store(
     tl.store(to_query + dim, turned_1.to(query.dtype.element_ty), mask=is_query & is_dim)
     tl.store(to_query + HALF + dim, turned_2.to(query.dtype.element_ty), mask=is_query & is_dim)
     # A key is rounded as the model rounds it before the cache rounds it once more.
-    kept_1, kept_2 = turned_1.to(heads.dtype.element_ty), turned_2.to(heads.dtype.element_ty)
-    tl.store(to_key + dim, kept_1.to(cache.dtype.element_ty), mask=is_key & is_dim)
-    tl.store(to_key + HALF + dim, kept_2.to(cache.dtype.element_ty), mask=is_key & is_dim)
-    tl.store(to_value + dim, kept_1.to(cache.dtype.element_ty), mask=is_value & is_dim)
-    tl.store(to_value + HALF + dim, kept_2.to(cache.dtype.element_ty), mask=is_value & is_dim)
+    turned_1, turned_2 = turned_1.to(heads.dtype.element_ty), turned_2.to(heads.dtype.element_ty)
+    tl.store(to_key + dim, kept(turned_1, key_factor, cache), mask=is_key & is_dim)
+    tl.store(to_key + HALF + dim, kept(turned_2, key_factor, cache), mask=is_key & is_dim)
+    tl.store(to_value + dim, kept(turned_1, value_factor, cache), mask=is_value & is_dim)
+    tl.store(to_value + HALF + dim, kept(turned_2, value_factor, cache), mask=is_value & is_dim)
     if REST:
         tl.store(to_query + 2 * HALF + rest, same.to(query.dtype.element_ty), mask=is_query & is_rest)
-        tl.store(to_key + 2 * HALF + rest, same.to(cache.dtype.element_ty), mask=is_key & is_rest)
-        tl.store(to_value + 2 * HALF + rest, same.to(cache.dtype.element_ty), mask=is_value & is_rest)
+        tl.store(to_key + 2 * HALF + rest, kept(same, key_factor, cache), mask=is_key & is_rest)
+        tl.store(to_value + 2 * HALF + rest, kept(same, value_factor, cache), mask=is_value & is_rest)
 
 
 @triton.jit
