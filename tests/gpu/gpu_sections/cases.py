@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,13 +37,15 @@ _STEP_TOKENS = 2048
 
 
 def cases(setting: Setting, share_s: float) -> Finding:
-    """Sampling at full size, log probabilities, long contexts, parking with graphs, and memory that runs out."""
+    """Sampling at full size, log probabilities, long contexts, parking with graphs, KV of 8 bits, and memory that runs
+    out."""
     finding = Finding()
     found: dict[str, Callable[[Setting, Finding], Record]] = {
         "top-p of many rows": _top_p,
         "log probabilities": _logprobs,
         "a long context": _long_context,
         "parked and replayed": _parked,
+        "keys and values of 8 bits": _of_8_bits,
         "memory that runs out": _little_memory,
     }
     for name, case in found.items():
@@ -153,6 +157,18 @@ def _parked(setting: Setting, finding: Finding) -> Record:
     if not row["swaps"] or (setting.on_gpu and not row["replayed_steps"]):
         finding.failures.append(f"parked and replayed: {row['swaps']} swaps, {row['replayed_steps']} replayed steps")
     return {key: row[key] for key in ("dtype", "block", "rows_equal", "regret", "swaps", "replayed_steps")}
+
+
+def _of_8_bits(setting: Setting, finding: Finding) -> Record:
+    """The kernels give the tokens that torch's operators give."""
+    tiny = tiny_models()
+    model = Tiny(setting, "llama", tiny.random_model("llama"), torch.float32, tiny.prompts())
+    loaded = model.loaded("float8")
+    ours, plain = (model.run(each).outputs for each in (loaded, dataclasses.replace(loaded, kernel=None)))
+    same = sum(map(operator.eq, ours, plain))
+    if same != len(plain) or (setting.on_gpu and loaded.kernel is None):
+        finding.failures.append(f"keys and values of 8 bits: {same} of {len(plain)} rows equal, by {loaded.kernel}")
+    return {"rows_equal": f"{same}/{len(plain)}"}
 
 
 @dataclass(slots=True)

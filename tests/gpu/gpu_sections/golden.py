@@ -155,9 +155,9 @@ class Tiny:
             rows.append(output[0, len(prompt) :].tolist())
         return rows
 
-    def loaded(self) -> LoadedModel:
+    def loaded(self, kv_dtype: str = "auto") -> LoadedModel:
         no_text: Any = tiny_models().NoTokenizer()
-        return prepare(fused_twin(self.model), no_text, self.model.generation_config, self.name)
+        return prepare(fused_twin(self.model), no_text, self.model.generation_config, self.name, kv_dtype)
 
     def run(
         self, loaded: LoadedModel | None = None, estimate: int = 0, want_logprobs: bool = False, **changes: Any
@@ -171,7 +171,7 @@ class Tiny:
         host = executor.offload.host if executor.offload is not None else None
         states = itertools.chain(*executor.states.tensors) if executor.states is not None else ()
         for tensor in [*executor.cache.layers, *(host.layers if host is not None else ()), *states]:
-            tensor.fill_(_POISON)
+            tensor.fill_(min(_POISON, torch.finfo(tensor.dtype).max))
         sampling = SamplingParams(max_tokens=MAX_TOKENS)
         requests = [
             Request(row, row, len(ids), MAX_TOKENS, torch.tensor(ids, dtype=torch.int32).numpy(), sampling,

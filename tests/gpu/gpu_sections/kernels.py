@@ -14,6 +14,7 @@ from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.inputs import lay_out
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
 from vasuki.hf.attention.ragged_attention import attend
+from vasuki.hf.kernels.float8 import FLOAT8
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
@@ -97,6 +98,7 @@ def attention(setting: Setting, share_s: float) -> Finding:
     for title, (lengths, ends) in batches.items():
         for block_tokens in (32, PAGE_TOKENS):
             compare(setting, finding, title, lengths, ends, block_tokens)
+        compare(setting, finding, f"{title}, KV of 8 bits", lengths, ends, 32, FLOAT8)
     if reason := why_unavailable(setting.dtype, setting.device, shape.head_dim):
         finding.notes.append(f"no packed kernel: {reason}")
     elif not can_page(PAGE_TOKENS):
@@ -105,14 +107,20 @@ def attention(setting: Setting, share_s: float) -> Finding:
 
 
 def compare(
-    setting: Setting, finding: Finding, title: str, lengths: list[int], ends: list[int], block_tokens: int
+    setting: Setting,
+    finding: Finding,
+    title: str,
+    lengths: list[int],
+    ends: list[int],
+    block_tokens: int,
+    kv_dtype: torch.dtype | None = None,
 ) -> None:
     """Time every way for one batch and check it against float64."""
-    shape, device = setting.shape(setting.large), setting.device
-    layout = KVLayout.uniform(1, shape.num_kv_heads, shape.head_dim, setting.dtype)
+    shape, device, kv_dtype = setting.shape(setting.large), setting.device, kv_dtype or setting.dtype
+    layout = KVLayout.uniform(1, shape.num_kv_heads, shape.head_dim, kv_dtype)
     width = -(-max(ends) // block_tokens)
     cache = KVCache(layout, width * len(ends), block_tokens, device)
-    cache.layers[0].normal_()
+    cache.layers[0].copy_(torch.randn(cache.layers[0].shape, device=device))
     blocks = torch.randperm(cache.num_blocks).numpy().reshape(len(ends), width)
     batch = batch_of(lengths, ends, blocks)
     total = sum(lengths)
@@ -124,7 +132,7 @@ def compare(
     if setting.on_gpu:
         kernel = tile_attention(layout, shape.num_heads // shape.num_kv_heads, setting.dtype, device)
     else:
-        kernel = load_kernel((shape.head_dim,), setting.dtype)
+        kernel = load_kernel((shape.head_dim,), setting.dtype, kv_dtype)
     step, plain = lay_out(batch, cache, AttentionKernels(kernel)).on_device(), lay_out(batch, cache, _TORCH).on_device()
     ways: dict[str, Callable[[], torch.Tensor]] = {
         "engine": lambda: attend(query, key, value, 0, step, variant),
@@ -133,7 +141,7 @@ def compare(
     if setting.on_gpu and kernel is not None:
         ours = lay_out(batch, cache, AttentionKernels(kernel, "paged")).on_device()
         ways["Triton's kernel"] = lambda: attend(query, key, value, 0, ours, variant)
-    if not why_unavailable(setting.dtype, device, shape.head_dim):
+    if kv_dtype is setting.dtype and not why_unavailable(setting.dtype, device, shape.head_dim):
         for paged in (False, True) if can_page(block_tokens) else (False,):
             packed = PagedVarlen(np.array(lengths), np.array(ends), blocks, block_tokens, device, paged)
             ways["paged kernel" if paged else "gathered kernel"] = partial(
@@ -180,9 +188,7 @@ def _reference(
     """In float64, chunk by chunk."""
     outputs, first = [], 0
     for row, (length, end) in enumerate(zip(lengths, ends, strict=True)):
-        keys, values = cache.gather(0, torch.from_numpy(blocks[row]).to(query.device))
-        outputs.append(
-            attend_eagerly(query[first : first + length].double(), keys[:end].double(), values[:end].double(), variant)
-        )
+        keys, values = cache.gather(0, torch.from_numpy(blocks[row]).to(query.device), torch.float64)
+        outputs.append(attend_eagerly(query[first : first + length].double(), keys[:end], values[:end], variant))
         first += length
     return torch.cat(outputs)
