@@ -102,8 +102,8 @@ def make_read_only(order: Order) -> None:
 
 
 def limit_handles(order: Order) -> None:
-    """Allow a number of open files more than now."""
-    most = max(int(name) for name in os.listdir("/proc/self/fd")) + order.amount
+    """Allow a number of open files more than now, and one with which Python reads what it is to run."""
+    most = max(int(name) for name in os.listdir("/proc/self/fd")) + 1 + order.amount
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
