@@ -464,18 +464,19 @@ def test_a_manifest_that_says_less_is_gone_on_with(job: MakeJob, parquet: WriteP
 
 
 @pytest.mark.parametrize("content", [b'{"schema_version": 2, "job": {', b"", b"[]"])
+@pytest.mark.parametrize("just_before", ["finish", "_earlier"])
 def test_a_manifest_that_breaks_while_the_job_runs_is_made_again(
-    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch, content: bytes
+    job: MakeJob, parquet: WriteParquet, monkeypatch: pytest.MonkeyPatch, just_before: str, content: bytes
 ) -> None:
     config = job(parquet(text=["a"] * 30))
     run(config, stop_after=12)
-    finish = OutputFolder.finish
+    goes_on = getattr(OutputFolder, just_before)
 
-    def break_and_finish(self: OutputFolder, *arguments: Any) -> Manifest:
+    def break_and_go_on(self: OutputFolder, *arguments: Any) -> Any:
         self.manifest.write_bytes(content)
-        return finish(self, *arguments)
+        return goes_on(self, *arguments)
 
-    monkeypatch.setattr(OutputFolder, "finish", break_and_finish)
+    monkeypatch.setattr(OutputFolder, just_before, break_and_go_on)
     assert run(config) == 18
     assert read_manifest(Location.parse(config.output.path)).rows.succeeded == 30
 

@@ -258,7 +258,6 @@ class OutputFolder:
         """
         self._lock.refuse_lost()
         with writing(self.place), self._lock.alone(self.place):
-            self._delete_broken_manifests()
             labels = without_doubles(list(self._labels()))
             done = self._done_rows(labels, self.done.num_rows)
             own = [label for part, label in labels if self._is_own(part)]
@@ -355,15 +354,26 @@ class OutputFolder:
 
     def _earlier(self) -> Manifest | None:
         """The manifest of the run before this one."""
-        if not self.manifest.exists():
+        if not (earlier := self._read(self.manifest)):
             return None
-        earlier = read_manifest(self.manifest)
         is_of_this = (earlier.config_hash, earlier.input_fingerprint) == (self._config_hash, self._input_fingerprint)
         return earlier if is_of_this and not earlier.simulated else None
 
     def _shard_manifests(self) -> list[Manifest]:
         pattern = re.compile(rf"manifest-\d+-of-{self.shard.count}\.json")
-        return [read_manifest(file) for file in self.place.children() if pattern.fullmatch(file.name)]
+        files = [file for file in self.place.children() if pattern.fullmatch(file.name)]
+        return [manifest for manifest in map(self._read, files) if manifest]
+
+    def _read(self, file: Location) -> Manifest | None:
+        """A manifest; None if it is not there, or says nothing: then it goes."""
+        if not file.exists():
+            return None
+        try:
+            return read_manifest(file)
+        except InputError:
+            if not self._deleted_as_broken(file):
+                raise
+            return None
 
     def _delete_own_files(self) -> None:
         """Delete what runs wrote: of a shard its own parts, manifest and trace, of a whole run all of them."""
@@ -375,10 +385,16 @@ class OutputFolder:
                 part.delete()
 
     def _delete_broken_manifests(self) -> None:
-        """Delete manifests that say nothing: the parts have what they said of rows, and the run writes them again."""
-        for file in filter(is_broken_manifest, self.place.children()):
+        for file in self.place.children():
+            self._deleted_as_broken(file)
+
+    def _deleted_as_broken(self, file: Location) -> bool:
+        """Delete a file if it is a manifest that says nothing: the parts have what it said of rows, and the run writes
+        it again. Returns whether it was one."""
+        if is_broken := is_broken_manifest(file):
             log.warning("%s is damaged; it is made again from the parts", file)
             file.delete()
+        return is_broken
 
     def _delete_temporary_files(self) -> None:
         """Delete what a killed run left half-written. A shard leaves its siblings' files alone: they may be at work."""
