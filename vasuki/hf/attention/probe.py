@@ -169,11 +169,9 @@ def scales_of(model: Any, layout: KVLayout) -> tuple[Scales, ...]:
     longest = context_of(config.to_dict()) or _NUM_METERED
     count, meter = min(_NUM_METERED, longest), _Meter(longest)
     _run(model, torch.linspace(0, config.vocab_size - 1, count).long(), torch.arange(count), meter)
-    worst = max(meter.changed, key=meter.changed.__getitem__)
-    if not meter.changed[worst] <= _MOST_CHANGED:
-        raise Unsupported(
-            f"keys and values of 8 bits change what layer {worst} attends to by {meter.changed[worst]:.0%}"
-        )
+    for layer, changed in meter.changed.items():
+        if not changed <= _MOST_CHANGED:  # nor no number
+            raise Unsupported(f"keys and values of 8 bits change what layer {layer} attends to by {changed:.0%}")
     return tuple(meter.scales.get(layer, UNSCALED) for layer in range(layout.num_layers))
 
 
