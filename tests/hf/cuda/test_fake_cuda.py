@@ -36,6 +36,7 @@ from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import Answers, GraphSize, Replay, _Recorded
 from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.kernels import experts, transfer, varlen
+from vasuki.hf.kernels.float8 import FLOAT8, Scales
 from vasuki.hf.kernels.varlen import PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.loading.load_model import install_experts
@@ -184,6 +185,16 @@ def test_steps_of_every_architecture_stay_on_the_card(name: str, dtype: torch.dt
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
 def test_steps_by_our_kernels_stay_on_the_card(name: str, ours: SmallKernels, fake: None) -> None:
     _steps(_model(name, ours))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gpt_oss"])
+def test_keys_and_values_of_8_bits_launch_nothing_more(name: str, ours: SmallKernels, fake: None) -> None:
+    loaded = _model(name, ours)
+    layout = loaded.kv_layout
+    of_8_bits = dataclasses.replace(layout, dtype=FLOAT8, scales=(Scales(0.25, 2.0),) * layout.num_layers)
+    counted = (_steps(each) for each in (loaded, dataclasses.replace(loaded, kv_layout=of_8_bits)))
+    wide, narrow = ({title: kernels.total for title, kernels in each.items()} for each in counted)
+    assert all(narrow[title] <= wide[title] for title in wide)
 
 
 def test_a_layer_that_waits_for_the_card_is_found(fake: None) -> None:
