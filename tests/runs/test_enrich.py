@@ -59,11 +59,28 @@ def test_other_tasks_and_settings(tiny_model: Path) -> None:
     assert set(scored["best"].to_pylist()) <= {" a", " the"}
 
 
+def test_columns_that_answers_to_something_else_would_have_stay(tiny_model: Path) -> None:
+    table = pa.table({**COLUMNS, **{name: list("uvwxyz") for name in ("tokens", "label", "score", "answer")}})
+    answered = enriched(table, tiny_model)
+    assert answered.select(table.column_names).equals(table)
+    assert answered["output"].null_count == 0
+
+
 @pytest.mark.parametrize(
     ("table", "settings", "why"),
     [
         ([1, 2], {}, "a list is no table of pyarrow, pandas or Polars"),
         (pa.table({"output": ["a"], "text": ["b"]}), {}, "a column 'output', as the answers have"),
+        (
+            pa.table({"tokens": ["a"], "text": ["b"]}),
+            {"task": "score", "input": {"chat": False, "continuation": [" a"]}, "sampling": {}},
+            "a column 'tokens', as the answers have",
+        ),
+        (
+            pa.table({"amount": [1], "text": ["b"]}),
+            {"answer": {"amount": "integer"}, "output": {"flatten": True}},
+            "output.flatten: there is a column 'amount' already",
+        ),
         (pa.table({"words": ["a"]}), {}, "input.prompt names column 'text'"),
         (pa.table(COLUMNS), {"sampler": {}}, "enrich: unknown key 'sampler' .did you mean 'sampling'"),
     ],

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 
 from vasuki.base.config import JobConfig
 from vasuki.base.errors import JobFileError, one_line
-from vasuki.io.input.columns import ANSWER_COLUMNS, needed_columns
+from vasuki.io.input.columns import is_of_answer, needed_columns
+from vasuki.io.output.typed import columns_of, reader_of
 from vasuki.io.plain import plain
 
 _ROW = "row of the batch"
@@ -25,8 +26,10 @@ def batch_job(job: JobConfig, batch: Any, folder: Path) -> JobConfig:
     if job.input.format == "openai-batch":
         raise JobFileError("input.format: openai-batch is one of files; name the columns of the dataset instead")
     for name in batch.column_names:
-        if name in ANSWER_COLUMNS and name != "id":
+        if name != "id" and is_of_answer(name, job):
             raise JobFileError(f"the dataset has a column '{name}', as the answers have; rename it")
+    if reader := reader_of(job):
+        columns_of(reader, job, batch.column_names)  # a field may have the name of a column
     job = job.model_copy(
         update={
             "input": job.input.model_copy(update={"path": str(folder / "batch.parquet"), "format": "parquet"}),

@@ -32,11 +32,16 @@ def carried_columns(job: JobConfig) -> tuple[str, ...]:
     """
     names = tuple(name for name in job.output.columns if not name == id_column(job) == "id")
     for name in names:
-        if name in ANSWER_COLUMNS and not _is_free(name, job):
+        if is_of_answer(name, job):
             raise JobFileError(f"output.columns: '{name}' is a column of the answer; rename it in the input")
         if names.count(name) > 1:
             raise JobFileError(f"output.columns names '{name}' twice")
     return names
+
+
+def is_of_answer(name: str, job: JobConfig) -> bool:
+    """Whether a name is kept for a column that the job's output has, or may come to have."""
+    return name in ANSWER_COLUMNS and not _is_free(name, job)
 
 
 def _is_free(name: str, job: JobConfig) -> bool:
