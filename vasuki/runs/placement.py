@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -264,7 +264,8 @@ def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfl
     dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
     refuse_backend(config, shape)
     shape = replace(shape.served_by(config.engine.attention), compiles=config.engine.compile != "off")
-    refuse_float8(config, shape, on_cpu)
+    if config.kv.dtype == "float8":
+        refuse_float8(shape, config.engine.attention, on_cpu)
     return _packed(config, shape.with_dtype(dtype, config.kv.dtype))
 
 
@@ -288,13 +289,11 @@ def refuse_backend(config: JobConfig, shape: ModelShape) -> None:
         )
 
 
-def refuse_float8(config: JobConfig, shape: ModelShape, on_cpu: bool) -> None:
+def refuse_float8(shape: ModelShape, attention: Literal["auto", "ragged", "padded"], on_cpu: bool) -> None:
     """Refuse keys and values of 8 bits where nothing computes with them. Raises JobFileError."""
-    if config.kv.dtype != "float8":
-        return
     if on_cpu:
         raise JobFileError("kv.dtype: float8 is for GPUs; on a CPU bfloat16 is the least")
-    if (backend := shape.served_by(config.engine.attention).backend) != "ragged":
+    if (backend := shape.served_by(attention).backend) != "ragged":
         raise JobFileError(f"kv.dtype: float8 is for packed attention, and that of {shape.name} is {BACKENDS[backend]}")
 
 

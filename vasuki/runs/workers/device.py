@@ -47,7 +47,8 @@ def load(job: JobKey) -> tuple[LoadedModel, float]:
     started_s = time.perf_counter()
     shape = shape_of(config)
     refuse_backend(config, shape)  # in the words of `vasuki check`, before anything is loaded
-    refuse_float8(config, shape, local_device(config.engine.device).on_cpu)
+    if config.kv.dtype == "float8":
+        refuse_float8(shape, config.engine.attention, local_device(config.engine.device).on_cpu)
     from vasuki.hf.device.device import device_of
     from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
     from vasuki.hf.loading.varying import why_rows_vary
