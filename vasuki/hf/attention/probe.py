@@ -80,7 +80,10 @@ class _Observer:
             if self._reach(mask.window) != self._reach(variant.window):
                 raise Unsupported("the window of its attention is in its mask alone")
         self.seen[module] = Observation(query, key, value, variant)
-        return self.seen[module].output
+        return self.answer(module, self.seen[module])
+
+    def answer(self, module: torch.nn.Module, call: Observation) -> torch.Tensor:
+        return call.output
 
     def _reach(self, window: int | None) -> int:
         """Tokens that a token sees at most."""
@@ -95,19 +98,11 @@ class _Meter(_Observer):
         self.scales: dict[int, Scales] = {}
         self.changed: dict[int, float] = {}  # share of its answer
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        variant: Variant,
-        mask: torch.Tensor | None,
-    ) -> torch.Tensor:
-        super().attend(module, query, key, value, variant, mask)
-        scales = Scales(_scale(key), _scale(value))
-        exact = attend_eagerly(query, key, value, variant)
-        rounded = attend_eagerly(query, in_8_bits(key, scales.key), in_8_bits(value, scales.value), variant)
+    def answer(self, module: torch.nn.Module, call: Observation) -> torch.Tensor:
+        scales = Scales(_scale(call.key), _scale(call.value))
+        kept = in_8_bits(call.key, scales.key), in_8_bits(call.value, scales.value)
+        exact = attend_eagerly(call.query, call.key, call.value, call.variant)
+        rounded = attend_eagerly(call.query, *kept, call.variant)
         layer = cast(int, module.layer_idx)
         self.scales[layer] = scales
         self.changed[layer] = float((rounded - exact).norm() / exact.norm().clamp_min(1e-30))

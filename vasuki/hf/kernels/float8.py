@@ -38,5 +38,6 @@ def in_8_bits(states: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def indexable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory: torch picks no numbers of 8 bits, but bytes."""
+    """The same memory, as bytes where it holds numbers of 8 bits: torch picks those by an index, and kernels write them
+    on any card."""
     return tensor.view(torch.uint8) if tensor.dtype is FLOAT8 else tensor

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def load(job: JobKey) -> tuple[LoadedModel, float]:
     """The model of a job, and the seconds that it took to load, without compiling.
 
-    Raises ModelError, also if the model has another fingerprint by now.
+    Raises ModelError, also if the model has another fingerprint by now, and JobFileError as `refuse_float8`.
     """
     config = job.config
     started_s = time.perf_counter()
