@@ -287,12 +287,29 @@ class Float8Cache(transformers.DynamicCache):  # type: ignore[misc]
         return super().update(*rounded, layer, *args, **kwargs)
 
 
+class RoundedProducts(torch.nn.Linear):
+    """A linear layer that rounds its weights, and what they are multiplied with, row by row to 8 bits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        by, columns_by = (each.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 448 for each in (x, self.weight))
+        rows, weight = (x / by).to(torch.float8_e4m3fn), (self.weight / columns_by).to(torch.float8_e4m3fn)
+        return torch.nn.functional.linear(rows.float() * by, weight.float() * columns_by, self.bias)
+
+
 @functools.cache
 def reference(
-    name: str, max_tokens: int = 14, cache: Callable[[], transformers.DynamicCache] | None = None
+    name: str,
+    max_tokens: int = 14,
+    cache: Callable[[], transformers.DynamicCache] | None = None,
+    products: type[torch.nn.Linear] | None = None,
 ) -> list[list[int]]:
-    """Greedy output of `model.generate`, row by row."""
+    """Greedy output of `model.generate`, row by row, with other linear layers in its decoder if they are given."""
     model = random_model(name)
+    if products is not None:
+        model = copy.deepcopy(model)
+        for module in model.model.layers.modules():
+            if type(module) is torch.nn.Linear:
+                module.__class__ = products
     model.set_attn_implementation("eager")
     rows = []
     for prompt in prompts():

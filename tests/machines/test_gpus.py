@@ -45,6 +45,17 @@ def test_an_unknown_card_is_what_its_driver_says(reported: Reported, gb_per_s: f
     assert profile.processors == reported.multiprocessors
 
 
+def test_cards_that_multiply_8_bits_do_so_at_twice_the_rate() -> None:
+    nvl, unknown, older = (
+        profile_of_gpu("NVIDIA H100 NVL"),
+        scaled(Reported("RTX 5090", 2**35, 170, 2.4e9, 14e9, 512, (12, 0))),
+        scaled(Reported("RTX 3090", 2**34, 82, 1.7e9, 9.75e9, 384, (8, 6))),
+    )
+    for profile in (nvl, unknown):
+        assert profile.peak_tflops["float8"] == pytest.approx(2 * profile.peak_tflops["bfloat16"], rel=0.01)
+    assert "float8" not in older.peak_tflops
+
+
 def test_a_card_of_tomorrow_is_as_the_newest_known() -> None:
     assert scaled(Reported("R100", 2**38, 200, 2e9, 4e9, 8192, (13, 0))).peak_tflops["bfloat16"] > 0
     assert scaled(Reported("P100", 2**34, 56, 1.3e9, 0.7e9, 4096, (6, 0))).peak_tflops["float32"] > 0

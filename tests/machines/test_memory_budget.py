@@ -139,6 +139,8 @@ def test_too_large_a_model_says_what_would_fit() -> None:
     assert (
         memory_budget(named_shape("llama-3-70b"), find_profile("a100"), layout=Layout(tensor_parallel=4)).kv_tokens > 0
     )
+    with pytest.raises(ModelError, match=r"would fit: 2 such GPUs, or model\.quantization: float8, or a smaller"):
+        memory_budget(named_shape("llama-13b").with_dtype("bfloat16"), find_profile("l4"))
     with pytest.raises(ModelError, match="or bfloat16 weights"):
         memory_budget(LLAMA.with_dtype("float32"), find_profile("a10"))
 

@@ -28,12 +28,14 @@ TINY = replace(LLAMA, num_layers=4)
 lengths = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 60)), min_size=1, max_size=30)
 
 
-@given(lengths, st.sampled_from(["a10", "h100", "cpu"]), st.integers(500, 5000))
+@given(lengths, st.sampled_from(["a10", "h100", "h100 float8", "cpu"]), st.integers(500, 5000))
 def test_no_schedule_beats_the_lower_bound(work: list[tuple[int, int]], card: str, capacity: int) -> None:
     """A greedy schedule that never exceeds the capacity, timed by the cost model."""
-    cost = CostModel(TINY, find_profile(card))
+    card, *product_dtype = card.split()
+    shape = replace(TINY, product_dtype="".join(product_dtype))
+    cost = CostModel(shape, find_profile(card))
     prompts, outputs = zip(*work, strict=True)
-    bound = job_lower_bound(TINY, cost.profile, JobSums.of(TINY, prompts, outputs), capacity)
+    bound = job_lower_bound(shape, cost.profile, JobSums.of(shape, prompts, outputs), capacity)
     waiting, elapsed_s = list(work), 0.0
     running: list[tuple[int, int, int]] = []
     while waiting or running:

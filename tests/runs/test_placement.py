@@ -24,6 +24,7 @@ from vasuki.commands.cli import main
 from vasuki.hf.device.device import device_name, total_bytes
 from vasuki.hf.kernels import levels, varlen
 from vasuki.machines.attention import page_tokens
+from vasuki.machines.cost_model import CostModel
 from vasuki.machines.here import cpu, device
 from vasuki.machines.here.cpu import Processor
 from vasuki.machines.here.gpu import Card
@@ -177,7 +178,7 @@ def test_the_type_depends_on_the_processor_and_on_kernels(
     assert placement.profile.name == "cpu"
 
 
-def job_of(**sections: dict[str, object]) -> JobConfig:
+def job_of(**sections: Any) -> JobConfig:
     tree = {
         "model": {"shape": "mistral-7b"},
         "input": {"path": "in.csv", "prompt": "{text}"},
@@ -217,6 +218,50 @@ def test_keys_and_values_of_8_bits_are_for_packed_attention_on_a_gpu(tmp_path: P
         done = CliRunner().invoke(main, [command, str(job)])
         assert done.exit_code == 2, command
         assert "kv.dtype: float8 is for GPUs; on a CPU bfloat16 is the least" in done.output
+
+
+@pytest.mark.parametrize(
+    ("card", "shape", "changed", "reason"),
+    [
+        ("cpu", "mistral-7b", {}, "is for GPUs; on a CPU bfloat16 is the least"),
+        ("a10", "mistral-7b", {}, "needs a GPU from Ada on, of compute capability 8.9; this one has 8.6"),
+        ("h100", "mixtral-8x7b", {}, "is for layers of plain attention and dense MLPs, and mixtral-8x7b has experts"),
+        ("h100", "mistral-7b", {"engine": {"attention": "padded"}}, "is for packed attention, and that of mistral-7b"),
+        ("h100", "mistral-7b", {"engine": {"compile": "off"}}, "is for joined layers, which engine.compile: off does"),
+        ("h100", "mistral-7b", {"task": "embed"}, "is for tasks generate and score, not embed"),
+        ("h100", "mistral-7b", {"dtype": "float16"}, "goes with model.dtype: bfloat16, and .* computes in float16"),
+    ],
+)
+def test_products_of_8_bits_are_refused_where_nothing_computes_them(
+    card: str, shape: str, changed: dict[str, Any], reason: str
+) -> None:
+    model = {"shape": shape, "quantization": "float8"} | {key: changed[key] for key in changed if key == "dtype"}
+    job = job_of(model=model, **{key: changed[key] for key in changed if key != "dtype"})
+    with pytest.raises(JobFileError, match=rf"^model.quantization: float8 {reason}"):
+        placed_on(job, named_shape(shape), find_profile(card))
+
+
+def test_products_of_8_bits_are_planned_for() -> None:
+    """Half the weights and twice the rate, less what stays as it is and what rounding takes."""
+    llama, h100 = named_shape("llama-3-8b"), find_profile("h100")
+    wide, narrow = (
+        placed_on(job_of(model={"shape": "llama-3-8b", "quantization": kind}), llama, h100)
+        for kind in ("none", "float8")
+    )
+    assert 0.5 * wide.shape.weight_bytes < narrow.shape.weight_bytes < 0.6 * wide.shape.weight_bytes
+    prompts, decodes = ([2048], [2048]), ([1] * 16, [500] * 16)
+    for work, least, most in ((prompts, 0.6, 0.8), (decodes, 0.6, 0.8)):
+        times = [CostModel(each.shape, h100) for each in (wide, narrow)]
+        before_s, after_s = (cost.step_time_s(cost.work(*work)) for cost in times)
+        assert least * before_s < after_s < most * before_s
+
+
+def test_a_run_refuses_products_of_8_bits_before_it_loads(tmp_path: Path, tiny_model: Path) -> None:
+    job = written_job(tmp_path, tiny_model, model={"path": str(tiny_model), "quantization": "float8"})
+    for command in ("check", "plan", "run"):
+        done = CliRunner().invoke(main, [command, str(job)])
+        assert done.exit_code == 2, command
+        assert "model.quantization: float8 is for GPUs; on a CPU bfloat16 is the least" in done.output
 
 
 @pytest.mark.parametrize("head_dim", [64, 100, 256, 264])

@@ -73,6 +73,9 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and KV cache. `auto`: the one the model was saved in, if the device is fast with it. With
     bfloat16 on a CPU, only matrix products use it."""
+    quantization: Literal["none", "float8"] = "none"
+    """`float8` rounds the weights of attention and MLP layers, and what they are multiplied with, to 8 bits: for GPUs
+    with such instructions, from Ada on. It [changes answers](same-answers.md#products-of-8-bits)."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     allow_pickle: bool = False
@@ -592,4 +595,6 @@ class JobConfig(Section):
             if getattr(given, key) == type(given).model_fields[key].default:
                 del deciding[section][key]  # as before there was such a key
         deciding["model"] = {"content": model, "dtype": self.model.dtype, "kv_dtype": self.kv.dtype}
+        if self.model.quantization != "none":
+            deciding["model"]["quantization"] = self.model.quantization
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]

@@ -95,6 +95,8 @@ def _variant(card: str, differs: dict[str, Any]) -> HardwareProfile:
     peaks = dict(profile.peak_tflops)
     for dtype, key in (("bfloat16", "half"), ("float16", "half"), ("float32", "float32")):
         peaks[dtype] = differs.get(key, peaks[dtype])
+    for dtype in {"float8"} & peaks.keys():  # at a fixed multiple of bfloat16's rate
+        peaks[dtype] *= peaks["bfloat16"] / profile.peak_tflops["bfloat16"]
     power = profile.power.model_copy(update={"peak_w": differs.get("peak_w", profile.power.peak_w)})
     return profile.model_copy(
         update={
@@ -128,6 +130,8 @@ def scaled(reported: Reported) -> HardwareProfile:
     card = find_profile(similar)
     tera_clocks = reported.multiprocessors * reported.clock_hz / 1e12
     peaks = {"bfloat16": half * tera_clocks, "float16": half * tera_clocks, "float32": single * tera_clocks}
+    if "float8" in card.peak_tflops:
+        peaks["float8"] = 2 * peaks["bfloat16"]
     gb_per_s = 2 * reported.memory_clock_hz * reported.bus_bits / 8 / 1e9  # twice a clock
     unknown = {"per_hour": 0, "spot": None, "source": "unknown; set cost.price_per_hour to yours"}
     return card.model_copy(

@@ -106,10 +106,12 @@ def recorded_bytes(
 
 
 def _mlp_token_bytes(shape: ModelShape, tensor_parallel: int = 1) -> float:
-    """Two hidden states, the product of `up` and the activation."""
+    """Two hidden states, the product of `up` and the activation, which are rounded where products have a type of their
+    own."""
     experts = shape.experts_per_token * shape.expert_intermediate_size + shape.shared_intermediate_size
     width = max(shape.intermediate_size, experts) / tensor_parallel
-    return shape.dtype_bytes * (2 * shape.hidden_size + ((2 if shape.gated_mlp else 1) + 1) * width)
+    rounded = shape.product_dtype_bytes * width if shape.product_dtype else 0
+    return shape.dtype_bytes * (2 * shape.hidden_size + ((2 if shape.gated_mlp else 1) + 1) * width) + rounded
 
 
 def device_weight_bytes(shape: ModelShape, layout: Layout) -> int:
@@ -230,10 +232,17 @@ def _too_large(
     bits = 8 * room * layout.gpus_per_replica * 0.9 / shape.num_parameters
     if shape.dtype_bytes == 4 and bits >= 16:
         ways.append("bfloat16 weights")
+    elif _in_8_bits(shape, profile).weight_bytes / layout.gpus_per_replica <= 0.9 * room < weights:
+        ways.append("model.quantization: float8")
     elif bits >= 4:
         ways.append(f"weights quantised to {int(bits)} bits, which vLLM runs and vasuki does not")
     host = _with_host_memory(shape, profile, room, layout)
     return f"{need}; what would fit: {', or '.join([*ways, 'a smaller model'])}{host}"
+
+
+def _in_8_bits(shape: ModelShape, profile: HardwareProfile) -> ModelShape:
+    """The shape with products of 8 bits, where the card multiplies them."""
+    return replace(shape, product_dtype="float8") if "float8" in profile.peak_tflops else shape
 
 
 def _with_host_memory(shape: ModelShape, profile: HardwareProfile, room: int, layout: Layout) -> str:

@@ -116,6 +116,7 @@ class ModelShape:
     extra_parameters: int = 0  # outside layers, embedding and head: final norm, position table
     dtype: str = "bfloat16"
     kv_dtype: str = ""  # of keys and values, where they are kept in another
+    product_dtype: str = ""  # of products of attention and dense MLPs, where both sides are rounded to another
     launched_per_layer: int = UNKNOWN_LAUNCHES  # operators that a GPU's host launches, where they are joined
     backend: Backend = "ragged"
     compiles: bool = True  # kernels for it, and joins operators; on a GPU, small steps are recorded
@@ -130,6 +131,10 @@ class ModelShape:
     @property
     def kv_dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.kv_dtype or self.dtype]
+
+    @property
+    def product_dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.product_dtype or self.dtype]
 
     @property
     def num_dense_layers(self) -> int:
@@ -300,13 +305,25 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        return self.num_parameters * self.dtype_bytes
+        return self.num_parameters * self.dtype_bytes - self.saved_bytes
 
     @property
     def layer_weight_bytes(self) -> int:
         """Weights of one decoder layer, on average."""
         matrices = self.layer_parameters // self.num_layers
-        return (matrices + self.vector_parameters_per_layer) * self.dtype_bytes
+        return (matrices + self.vector_parameters_per_layer) * self.dtype_bytes - self.saved_bytes // self.num_layers
+
+    @property
+    def saved_bytes(self) -> int:
+        """By which weights of products of a type of their own are smaller, less the scale of each of their columns."""
+        if not self.product_dtype:
+            return 0
+        narrower = self.dtype_bytes - self.product_dtype_bytes
+        return sum(
+            layers * (matrix.k * matrix.n * narrower - matrix.n * DTYPE_BYTES["float32"])
+            for matrices, layers in self.packed_matrices
+            for matrix in matrices
+        )
 
     @property
     def kv_bytes_per_token_per_layer(self) -> int:
@@ -346,15 +363,16 @@ class ModelShape:
         windowed = self.num_windowed_layers * self.head_dim * windowed_pairs
         return cast(Pairs, 4 * self.num_heads * (full + windowed))
 
-    def with_dtype(self, dtype: str, kv_dtype: str = "auto") -> ModelShape:
-        """Return the shape with weights in another dtype, and KV in this or in one of its own.
+    def with_dtype(self, dtype: str, kv_dtype: str = "auto", quantization: str = "none") -> ModelShape:
+        """Return the shape with weights in another dtype, KV in this or in one of its own, and products likewise.
 
         Raises ModelError if one is unknown.
         """
-        for name in (dtype, dtype if kv_dtype == "auto" else kv_dtype):
+        kv, product = kv_dtype.replace("auto", ""), quantization.replace("none", "")
+        for name in (dtype, kv or dtype, product or dtype):
             if name not in DTYPE_BYTES:
                 raise ModelError(f"unknown dtype '{name}'{did_you_mean(name, DTYPE_BYTES)}")
-        return replace(self, dtype=dtype, kv_dtype="" if kv_dtype == "auto" else kv_dtype)
+        return replace(self, dtype=dtype, kv_dtype=kv, product_dtype=product)
 
     def served_by(self, backend: Literal["auto", "ragged", "padded"]) -> ModelShape:
         """Return the shape with its rows computed as a job asks, see `engine.attention`."""

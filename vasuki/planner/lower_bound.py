@@ -70,7 +70,7 @@ def job_lower_bound(
 def compute_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, layout: Layout) -> float:
     """Every token but a request's last one passes all layers, but for the last MLP where nothing is sampled from it;
     every sampled one comes out of the head; at peak rate."""
-    return float(_flops(shape, job.sums)) / (profile.most_flops(shape.dtype) * layout.num_gpus)
+    return float(_compute_s(shape, profile, job.sums)) / layout.num_gpus
 
 
 def memory_bound_s(shape: ModelShape, profile: HardwareProfile, job: JobSums, layout: Layout) -> float:
@@ -97,28 +97,31 @@ def longest_request_bound_s(shape: ModelShape, profile: HardwareProfile, job: Jo
     after the other that reads the weights and its KV. The longest request of the job."""
     prompts, outputs = job.prompts.own, job.prompts.outputs  # of requests with equal prompts, the longest
     bandwidth = profile.most_bytes_per_s * layout.gpus_per_replica
-    peak = profile.most_flops(shape.dtype) * layout.gpus_per_replica
     weights_s = _step_weight_bytes(shape, profile) / bandwidth
     first, all_tokens = (sums_of_rows(shape, prompts, upto, prompts) for upto in (np.ones_like(outputs), outputs))
-    prefill_s = np.maximum(_flops(shape, first) / peak, weights_s)
+    prefill_s = np.maximum(_compute_s(shape, profile, first) / layout.gpus_per_replica, weights_s)
     decode_s = (outputs - 1) * weights_s + _kv_read_bytes(shape, profile, all_tokens) / bandwidth
     return float(np.max(prefill_s + decode_s))
 
 
-def _flops(shape: ModelShape, sums: Sums[Number]) -> Number:
-    return (
-        sums.tokens * shape.linear_flops_per_token
-        - (sums.tokens - sums.samples) * shape.last_mlp_flops_per_token
-        + sums.samples * float(shape.head_flops_per_sample)
-        + shape.attention_flops(sums.pairs + sums.contexts, sums.windowed_pairs + sums.windowed_contexts)
-    )
+def _compute_s(shape: ModelShape, profile: HardwareProfile, sums: Sums[Number]) -> Number:
+    """At peak rates of one device; of layers' matrices at that of their products, if these have a type of their own."""
+    products = sums.tokens * shape.linear_flops_per_token
+    products = products - (sums.tokens - sums.samples) * shape.last_mlp_flops_per_token
+    others = sums.samples * float(shape.head_flops_per_sample)
+    others = others + shape.attention_flops(sums.pairs + sums.contexts, sums.windowed_pairs + sums.windowed_contexts)
+    peak = profile.most_flops(shape.dtype)
+    if not shape.product_dtype:
+        return (products + others) / peak
+    return products / profile.most_flops(shape.product_dtype) + others / peak
 
 
 def _step_weight_bytes(shape: ModelShape, profile: HardwareProfile) -> float:
     """Weights that any step reads from memory: those in matrices that at least one token meets, and the head, less what
     a cache may keep of them."""
     numbers = float(shape.active_layer_parameters + shape.hidden_size * shape.vocab_size)
-    return max(0.0, numbers * _stored_bytes(profile, shape.dtype_bytes) - _cache_bytes(profile))
+    read = numbers * _stored_bytes(profile, shape.dtype_bytes) - shape.saved_bytes
+    return max(0.0, read - _cache_bytes(profile))
 
 
 def _cache_bytes(profile: HardwareProfile) -> float:

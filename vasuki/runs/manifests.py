@@ -205,6 +205,7 @@ def ran(plan: Plan, shape: ModelShape, stats: RunStats) -> Ran:
         packing=packing,
         dtype=shape.dtype,
         kv_dtype=shape.kv_dtype or shape.dtype,
+        quantization=shape.product_dtype or "none",
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -52,6 +52,7 @@ ONE_DEVICE = Layout()
 NO_TOKENS = Tokens(0.0, 0.0)  # of nothing that anybody waits for, so nothing is measured
 NOTHING_TO_RUN = Lengths(np.ones(1, np.int64), np.ones(1, np.int64))  # stands in where none of the first rows can run
 _MOST_LOADED_BYTES = 2**31  # of weights that are loaded for a plan alone
+_ADA = (8, 9)  # the first generation that multiplies numbers of 8 bits
 CLEARLY = 1.2  # times as fast; a CPU's rates, measured one after the other, differ by noise
 
 
@@ -117,7 +118,7 @@ def placed_on(config: JobConfig, shape: ModelShape, profile: HardwareProfile) ->
     peaks = profile.peak_tflops
     fast = peaks.get("bfloat16", 0.0) >= CLEARLY * peaks.get("float32", 0.0)
     on_cpu = profile.kind == "cpu"
-    shape = _computed(config, shape, on_cpu, fast)
+    shape = _computed(config, shape, None if on_cpu else profile.generation, fast)
     kv, memory = _kv(config), profile.memory_bytes
     if on_cpu:
         kv = LocalDevice("", memory, memory).with_host_memory(kv, memory - shape.weight_bytes)
@@ -144,7 +145,7 @@ def placed_here(config: JobConfig, shape: ModelShape, tokens: Tokens = NO_TOKENS
     device = local_device(config.engine.device)
     if profile := _profile_elsewhere(config, device):
         return placed_on(config, shape, profile)
-    shape = _computed(config, shape, device.on_cpu, _multiplies_bfloat16(config))
+    shape = _computed(config, shape, device.generation, _multiplies_bfloat16(config))
     waits = device.weights_wait(config.engine, config.kv, shape.weight_bytes)
     load = partial(_load_to_measure, config, shape)
     return _placed(config, shape, device, waits, shape.weight_bytes, tokens, load)
@@ -260,13 +261,15 @@ def _multiplies_bfloat16(config: JobConfig) -> bool:
     return level in (levels.AVX512_BF16, levels.AMX)
 
 
-def _computed(config: JobConfig, shape: ModelShape, on_cpu: bool, multiplies_bfloat16: bool) -> ModelShape:
-    dtype = computed_dtype(config.model.dtype, shape.dtype, on_cpu, multiplies_bfloat16)
+def _computed(
+    config: JobConfig, shape: ModelShape, generation: tuple[int, int] | None, multiplies_bfloat16: bool
+) -> ModelShape:
+    """The shape as the job asks for it, on a GPU of that generation or a CPU."""
+    dtype = computed_dtype(config.model.dtype, shape.dtype, generation is None, multiplies_bfloat16)
     refuse_backend(config, shape)
+    refuse_8_bits(config, shape, generation)
     shape = replace(shape.served_by(config.engine.attention), compiles=config.engine.compile != "off")
-    if config.kv.dtype == "float8":
-        refuse_float8(shape, config.engine.attention, on_cpu)
-    return _packed(config, shape.with_dtype(dtype, config.kv.dtype))
+    return _packed(config, shape.with_dtype(dtype, config.kv.dtype, config.model.quantization))
 
 
 def _packed(config: JobConfig, shape: ModelShape) -> ModelShape:
@@ -289,12 +292,39 @@ def refuse_backend(config: JobConfig, shape: ModelShape) -> None:
         )
 
 
-def refuse_float8(shape: ModelShape, attention: Literal["auto", "ragged", "padded"], on_cpu: bool) -> None:
-    """Refuse keys and values of 8 bits where nothing computes with them. Raises JobFileError."""
-    if on_cpu:
-        raise JobFileError("kv.dtype: float8 is for GPUs; on a CPU bfloat16 is the least")
-    if (backend := shape.served_by(attention).backend) != "ragged":
-        raise JobFileError(f"kv.dtype: float8 is for packed attention, and that of {shape.name} is {BACKENDS[backend]}")
+def refuse_8_bits(config: JobConfig, shape: ModelShape, generation: tuple[int, int] | None) -> None:
+    """Refuse keys and values, and products, of 8 bits where nothing computes with them. Raises JobFileError.
+
+    Args:
+        config: the job.
+        shape: of its model, as it was saved.
+        generation: compute capability of the GPU; None for a CPU.
+    """
+    if config.kv.dtype == "float8":
+        _refuse_8_bits("kv.dtype: float8", config, shape, generation)
+    if config.model.quantization != "float8":
+        return
+    key = "model.quantization: float8"
+    _refuse_8_bits(key, config, shape, generation)
+    if generation is not None and generation < _ADA:
+        capability = ".".join(map(str, generation))
+        raise JobFileError(f"{key} needs a GPU from Ada on, of compute capability 8.9; this one has {capability}")
+    if (dtype := computed_dtype(config.model.dtype, shape.dtype, False, True)) != "bfloat16":
+        raise JobFileError(f"{key} goes with model.dtype: bfloat16, and {shape.name} computes in {dtype}")
+    if shape.num_expert_layers or shape.latent:
+        what = "experts" if shape.num_expert_layers else "latent attention"
+        raise JobFileError(f"{key} is for layers of plain attention and dense MLPs, and {shape.name} has {what}")
+    if config.engine.compile == "off":
+        raise JobFileError(f"{key} is for joined layers, which engine.compile: off does without")
+    if config.task in ("embed", "classify"):
+        raise JobFileError(f"{key} is for tasks generate and score, not {config.task}")
+
+
+def _refuse_8_bits(key: str, config: JobConfig, shape: ModelShape, generation: tuple[int, int] | None) -> None:
+    if generation is None:
+        raise JobFileError(f"{key} is for GPUs; on a CPU bfloat16 is the least")
+    if (backend := shape.served_by(config.engine.attention).backend) != "ragged":
+        raise JobFileError(f"{key} is for packed attention, and that of {shape.name} is {BACKENDS[backend]}")
 
 
 def _found(
@@ -309,7 +339,9 @@ def _found(
     base = datasheet(device)
     if not config.model.path:
         return MachineProfile(base, f"{DATASHEET}; there is no model to measure with")
-    key = cache_key(shape_of(config).served_by(config.engine.attention), device.gpu, config.engine.compile != "off")
+    saved = shape_of(config).served_by(config.engine.attention)
+    measured_as = replace(saved, product_dtype=shape.product_dtype)
+    key = cache_key(measured_as, device.gpu, config.engine.compile != "off")
     if kept := measured_before(device.names, key):
         return kept
     rough_s = roughly_s(shape, base, tokens)

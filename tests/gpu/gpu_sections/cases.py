@@ -22,9 +22,13 @@ from vasuki.engine.policy import find_policy
 from vasuki.engine.scheduler import Scheduler
 from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.engine.settings import EngineSettings, Limits
+from vasuki.hf.attention import ragged_attention
+from vasuki.hf.attention.probe import likelihoods
 from vasuki.hf.device.device import total_bytes
+from vasuki.hf.fused.by_torch import fuse_modules
+from vasuki.hf.fused.float8_linear import refuse_untried, round_products
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
-from vasuki.hf.loading.triton_kernels import drawing_kernel
+from vasuki.hf.loading.triton_kernels import drawing_kernel, small_kernels
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.hf.sampler import sample
 from vasuki.machines.memory_budget import DRAWING_BYTES, DRAWN_LOGITS
@@ -37,8 +41,7 @@ _STEP_TOKENS = 2048
 
 
 def cases(setting: Setting, share_s: float) -> Finding:
-    """Sampling at full size, log probabilities, long contexts, parking with graphs, KV of 8 bits, and memory that runs
-    out."""
+    """Sampling at full size, log probabilities, long contexts, parking with graphs, 8 bits, memory that runs out."""
     finding = Finding()
     found: dict[str, Callable[[Setting, Finding], Record]] = {
         "top-p of many rows": _top_p,
@@ -46,6 +49,7 @@ def cases(setting: Setting, share_s: float) -> Finding:
         "a long context": _long_context,
         "parked and replayed": _parked,
         "keys and values of 8 bits": _of_8_bits,
+        "products of 8 bits": _products_of_8_bits,
         "memory that runs out": _little_memory,
     }
     for name, case in found.items():
@@ -169,6 +173,24 @@ def _of_8_bits(setting: Setting, finding: Finding) -> Record:
     if same != len(plain) or (setting.on_gpu and loaded.kernel is None):
         finding.failures.append(f"keys and values of 8 bits: {same} of {len(plain)} rows equal, by {loaded.kernel}")
     return {"rows_equal": f"{same}/{len(plain)}"}
+
+
+def _products_of_8_bits(setting: Setting, finding: Finding) -> Record:
+    """The card multiplies them as a CPU does, and what is likely hardly changes."""
+    refuse_untried(setting.device)
+    model = copy.deepcopy(tiny_models().random_model("llama")).bfloat16()
+    model.set_attn_implementation(ragged_attention.NAME)
+    layers = model.config.num_hidden_layers
+    exact, here = likelihoods(model), copy.deepcopy(model).to(setting.device)
+    kernels = small_kernels(setting.device) if setting.on_gpu else None
+    for each, own in ((model, None), (here, kernels)):
+        fuse_modules(each, own)
+        round_products(each, layers, own)
+    plain, ours = likelihoods(model), likelihoods(here).cpu()
+    nats, apart = (float((one.exp() * (one - ours)).sum(-1).mean()) for one in (exact, plain))
+    if not (apart < 1e-3 and nats < 0.1) or (setting.on_gpu and kernels is None):
+        finding.failures.append(f"products of 8 bits: {apart:.2g} nats from a CPU's, {nats:.2g} from exact ones")
+    return {"nats": float(f"{nats:.2g}"), "nats from a CPU's": float(f"{apart:.2g}")}
 
 
 @dataclass(slots=True)

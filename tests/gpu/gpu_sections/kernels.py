@@ -13,12 +13,13 @@ from vasuki.engine.batch import Batch, ScheduledChunk
 from vasuki.hf.attention.chunks import AttentionKernels, TileKernel
 from vasuki.hf.attention.inputs import lay_out
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
-from vasuki.hf.attention.ragged_attention import attend
+from vasuki.hf.attention.ragged_attention import Unsupported, attend
+from vasuki.hf.fused.float8_linear import Float8Linear, refuse_untried
 from vasuki.hf.kernels.float8 import FLOAT8
 from vasuki.hf.kernels.paged_attention import load_kernel
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen, can_page, why_unavailable
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
-from vasuki.hf.loading.triton_kernels import tile_attention
+from vasuki.hf.loading.triton_kernels import small_kernels, tile_attention
 from vasuki.hf.profiler import profile_machine
 from vasuki.hf.profiler.rows import row_at
 from vasuki.hf.profiler.timing import QUICK, clock_for, measure
@@ -47,8 +48,26 @@ def ceilings(setting: Setting, share_s: float) -> Finding:
             {"ceiling": f"{dtype} matmul of {size} x {size}", "measured": f"{found.flops_per_s / 1e12:.4g} TFLOP/s"},
             {"ceiling": f"copy of {length * 4 >> 20} MiB", "measured": f"{found.bytes_per_s / 1e9:.4g} GB/s"},
         ],
-        notes=[f"profile until measured: {setting.profile.name}"],
+        notes=[f"profile until measured: {setting.profile.name}", *_products(setting)],
     )
+
+
+def _products(setting: Setting) -> Iterator[str]:
+    """What a large layer's product takes in 8 bits, rounding included, by what it takes in the model's type."""
+    try:
+        refuse_untried(setting.device)
+    except Unsupported as reason:
+        yield f"no products of 8 bits: {reason}"
+        return
+    k, n = (64, 128) if setting.toy else (4096, 28672)
+    linear = torch.nn.Linear(k, n, bias=False, device=setting.device, dtype=torch.bfloat16)
+    rounded = Float8Linear(linear, small_kernels(setting.device) if setting.on_gpu else None)
+    for rows in (16, 64) if setting.toy else (16, 256, 2048):
+        x = torch.randn(rows, k, device=setting.device).to(torch.bfloat16)
+        with torch.inference_mode():
+            wide_s, narrow_s = measure([partial(linear, x), partial(rounded, x)], clock_for(setting.device), QUICK)
+        rate = 2 * rows * k * n / narrow_s / 1e12
+        yield f"product of {rows} rows in 8 bits: {rate:.3g} TFLOP/s, {narrow_s / wide_s:.2f} of bfloat16's time"
 
 
 def profile(setting: Setting, share_s: float) -> Finding:

@@ -35,6 +35,7 @@ from vasuki.hf.attention.inputs import LastTokens, lay_out
 from vasuki.hf.cuda.recordable import can_record
 from vasuki.hf.cuda.step_graphs import Answers, GraphSize, Replay, _Recorded
 from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
+from vasuki.hf.fused.float8_linear import round_products
 from vasuki.hf.kernels import experts, transfer, varlen
 from vasuki.hf.kernels.float8 import FLOAT8, Scales
 from vasuki.hf.kernels.varlen import PagedVarlen
@@ -56,6 +57,7 @@ from vasuki.models.named import named_shape
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")  # a sigmoid far out
 
 # Kernels that a step of three layers launches: decodes, and decodes with prompts. They may only go down.
+ROUNDED = ["llama", "qwen2", "qwen3", "gemma2"]  # whose products may have 8 bits
 MOST_KERNELS = {"decodes": 60, "mixed": 70}
 MOST_BESIDE_OURS = {  # with Triton's
     "llama": (45, 55),
@@ -119,7 +121,7 @@ def ours(monkeypatch: pytest.MonkeyPatch) -> SmallKernels:
 
     for module in (attention, layer, sampling):
         monkeypatch.setattr(module, "launch", launch)
-    return SmallKernels(layer.turn_and_store, layer.gated, layer.normed)
+    return SmallKernels(layer.turn_and_store, layer.gated, layer.normed, layer.round_rows)
 
 
 def _on_card(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,7 +129,11 @@ def _on_card(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _model(
-    name: str, kernels: SmallKernels | None = None, dtype: torch.dtype = torch.bfloat16, **changed: Any
+    name: str,
+    kernels: SmallKernels | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    rounds: bool = False,
+    **changed: Any,
 ) -> LoadedModel:
     def ready() -> LoadedModel:
         return prepare(model, NoTokenizer(), transformers.GenerationConfig(eos_token_id=2), name, uses_kernels=False)
@@ -138,6 +144,8 @@ def _model(
             config, dtype=dtype, attn_implementation="vasuki_ragged"
         ).eval()
         fuse_modules(model, kernels)
+        if rounds:
+            round_products(model, model.config.num_hidden_layers, kernels)
         recurrent = ready() if name in RECURRENT else None  # layers that carry a state are looked at likewise
     model._apply(_on_card)
     for module in model.modules():  # some keep tensors that are neither parameters nor buffers
@@ -228,11 +236,23 @@ def test_ours_take_the_place_of_several(name: str, ours: SmallKernels, fake: Non
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_cost_model_counts_what_a_step_launches(name: str, ours: SmallKernels, fake: None) -> None:
     """Kernels other than those that sample a token and fetch it."""
-    loaded = _model(name, ours)
-    shape = shape_from_config(loaded.config.to_dict(), name)
-    launches = launches_of(shape, "gpu")
-    foreseen = launches.layer * shape.num_layers + launches.outside - 2
-    assert abs(_steps(loaded)["mixed"].total - foreseen) <= shape.num_layers / 2
+    for rounds in (False, *([True] if name in ROUNDED else [])):
+        loaded = _model(name, ours, rounds=rounds)
+        shape = shape_from_config(loaded.config.to_dict(), name)
+        shape = dataclasses.replace(shape, product_dtype="float8" if rounds else "")
+        launches = launches_of(shape, "gpu")
+        foreseen = launches.layer * shape.num_layers + launches.outside - 2
+        assert abs(_steps(loaded)["mixed"].total - foreseen) <= shape.num_layers / 2
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("title", ["decodes", "mixed"])
+def test_products_of_8_bits_are_recorded_without_a_copy(title: str, name: str, ours: SmallKernels, fake: None) -> None:
+    loaded = _model(name, ours, rounds=True)
+    assert can_record(loaded, 256)
+    kernels = Kernels()
+    _recorded(loaded, title, watch=kernels)
+    assert kernels.counts == Counter({"copy_": 1})
 
 
 def _record(compute: Replay) -> Replay:

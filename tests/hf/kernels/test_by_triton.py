@@ -39,7 +39,7 @@ from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fuse_modules
 from vasuki.hf.kernels.by_triton import attention, float8, layer, sampling
 from vasuki.hf.kernels.by_triton.attention import TileAttention, num_splits
-from vasuki.hf.kernels.float8 import FLOAT8, UNSCALED, Scales
+from vasuki.hf.kernels.float8 import FLOAT8, UNSCALED, Scales, rounded_rows
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading import triton_kernels
 from vasuki.hf.ragged_executor import RaggedExecutor
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:Runt
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-SMALL = SmallKernels(layer.turn_and_store, layer.gated, layer.normed)
+SMALL = SmallKernels(layer.turn_and_store, layer.gated, layer.normed, layer.round_rows)
 
 
 def _attended(
@@ -214,6 +214,21 @@ def test_attends_to_8_bits_like_torch(native: bool, monkeypatch: pytest.MonkeyPa
     assert triton_kernels.tile_attention(layout, 3, torch.float32, CPU) is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [48, 2048, 5000])
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+def test_rounds_rows_as_torch_does(width: int, dtype: torch.dtype) -> None:
+    """To the bit, of all sizes; and a row with what is no number gives none."""
+    torch.manual_seed(8)
+    rows = (torch.randn(8, width) * torch.tensor([1, 1e-3, 30, 0, 1e-8, 1, 1, 1]).unsqueeze(1)).to(dtype)
+    rows[5, 3], rows[6, 2], rows[7, 1] = math.inf, math.nan, 6e4
+    (ours, scales), (plain, expected) = layer.round_rows(rows), rounded_rows(rows)
+    for row in set(range(8)) - {6}:
+        assert torch.equal(ours[row].view(torch.uint8), plain[row].view(torch.uint8))
+        assert torch.equal(scales[row], expected[row])
+    assert (ours[6].float() @ torch.ones(width) * scales[6]).isnan()
+
+
 @DTYPES
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("width", [8, 100])
@@ -369,7 +384,9 @@ def test_layers_are_fused_where_the_kernel_answers_alike_alone() -> None:
         return query
 
     model = copy.deepcopy(load("llama").model)
-    forgets_up = SmallKernels(forgets_values, lambda gate_up, activation: gate_up.chunk(2, dim=-1)[0], layer.normed)
+    forgets_up = dataclasses.replace(
+        SMALL, turn_and_store=forgets_values, gated=lambda gate_up, activation: gate_up.chunk(2, dim=-1)[0]
+    )
     fuse_modules(model, forgets_up)
     assert not any(isinstance(module, (FusedAttention, JoinedMLP)) for module in model.modules())
 
@@ -430,6 +447,7 @@ layer.turn_and_store(heads, 32, angles, angles, rows, cache, 128)
 layer.turn_and_store(heads, 32, angles[:, :48], angles[:, :48], rows, cache, 96, (angles[0], angles[1], 1e-6, 1.0))
 layer.turn_and_store(heads, 32, angles, angles, rows, torch.zeros(1, 2, 16, 8, 128, dtype=torch.float8_e4m3fn), 128)
 layer.normed(heads.flatten(1), heads.flatten(1)[0], 1e-6, 1.0)
+layer.round_rows(heads.flatten(1))
 for activation in layer.ACTIVATIONS:
     layer.gated(angles, activation)
 for filters in ((False, False), (True, True)):
@@ -458,6 +476,7 @@ def test_kernels_are_compiled_for_cards_and_fit() -> None:
         "_gated",
         "_draw",
         "_normed",
+        "_round_rows",
     }
     assert all(code for _, _, code, *_ in kernels)
     assert max(shared for _, card, _, shared, _ in kernels if card == 86) <= 99 * 2**10

@@ -35,7 +35,7 @@ def test_a_model_that_waits_gets_no_kernels_of_the_host(
     def of_the_cpu(*how: Any) -> Any:
         raise AssertionError("a kernel for the CPU's memory would be given pointers of the GPU's")
 
-    triton = SmallKernels(refuses_host_tensors, refuses_host_tensors, refuses_host_tensors)
+    triton = SmallKernels(*[refuses_host_tensors] * 4)
     monkeypatch.setattr(loading, "resolve_device", lambda name: CUDA)
     monkeypatch.setattr(loading, "small_kernels", lambda device: triton)
     monkeypatch.setattr(prepare, "tile_attention", attention)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import AttentionInterface
@@ -30,6 +30,8 @@ _NUM_TOKENS = 4
 _NUM_METERED = 64
 _HEADROOM = 4  # times what keys and values of those tokens reach
 _MOST_CHANGED = 0.25
+
+Attends = TypeVar("Attends", bound="_Attends")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,14 @@ class _Observer:
         return min(window or self._longest, self._longest)
 
 
-class _Meter(_Observer):
+class _Attends(_Observer):
+    """Attends, too."""
+
+    def answer(self, module: torch.nn.Module, call: Observation) -> torch.Tensor:
+        return attend_eagerly(call.query, call.key, call.value, call.variant)
+
+
+class _Meter(_Attends):
     """Attends, and notes of each layer how large keys and values are, and what it matters if they have 8 bits."""
 
     def __init__(self, longest: int) -> None:
@@ -101,7 +110,7 @@ class _Meter(_Observer):
     def answer(self, module: torch.nn.Module, call: Observation) -> torch.Tensor:
         scales = Scales(_scale(call.key), _scale(call.value))
         kept = in_8_bits(call.key, scales.key), in_8_bits(call.value, scales.value)
-        exact = attend_eagerly(call.query, call.key, call.value, call.variant)
+        exact = super().answer(module, call)
         rounded = attend_eagerly(call.query, *kept, call.variant)
         layer = cast(int, module.layer_idx)
         self.scales[layer] = scales
@@ -139,7 +148,7 @@ def observe(model: Any, **arguments: Any) -> dict[torch.nn.Module, Observation]:
     return observer.seen
 
 
-def _run(model: Any, tokens: torch.Tensor, positions: torch.Tensor, observer: _Observer, **arguments: Any) -> None:
+def _run(model: Any, tokens: torch.Tensor, positions: torch.Tensor, observer: _Observer, **arguments: Any) -> Any:
     model.set_attn_implementation(_NAME)
     try:
         on_cpu = model.device.type == "cpu"  # weights may wait there, for a device that has other kernels
@@ -148,7 +157,7 @@ def _run(model: Any, tokens: torch.Tensor, positions: torch.Tensor, observer: _O
             kept = torch.arange(len(tokens), device=model.device)
             asked = {"use_cache": False, "logits_to_keep": kept, "step": observer, **arguments}
             ids, places = (each.to(model.device).unsqueeze(0) for each in (tokens, positions))
-            model(input_ids=ids, position_ids=places, **asked)
+            return model(input_ids=ids, position_ids=places, **asked)
     finally:
         model.set_attn_implementation(ragged_attention.NAME)
 
@@ -160,14 +169,26 @@ def scales_of(model: Any, layout: KVLayout) -> tuple[Scales, ...]:
     Raises Unsupported where that many bits are too few: Qwen 2's keys have a part that is the same for all tokens and
     larger than all the rest, and what tells them apart is rounded away.
     """
-    config = model.config.get_text_config()
-    longest = context_of(config.to_dict()) or _NUM_METERED
-    count, meter = min(_NUM_METERED, longest), _Meter(longest)
-    _run(model, torch.linspace(0, config.vocab_size - 1, count).long(), torch.arange(count), meter)
+    meter, _ = _run_some(model, _Meter)
     for layer, changed in meter.changed.items():
         if not changed <= _MOST_CHANGED:  # nor no number
             raise Unsupported(f"keys and values of 8 bits change what layer {layer} attends to by {changed:.0%}")
     return tuple(meter.scales.get(layer, UNSCALED) for layer in range(layout.num_layers))
+
+
+def likelihoods(model: Any) -> torch.Tensor:
+    """Logarithms of the probabilities of what follows each of those tokens, float32 `[num_tokens, vocab_size]`."""
+    _, output = _run_some(model, _Attends)
+    return cast(torch.Tensor, output.logits[0].float().log_softmax(-1))
+
+
+def _run_some(model: Any, kind: type[Attends]) -> tuple[Attends, Any]:
+    """Run the model on a few tokens from all over the vocabulary; return what observed it, and its output."""
+    config = model.config.get_text_config()
+    longest = context_of(config.to_dict()) or _NUM_METERED
+    count, observer = min(_NUM_METERED, longest), kind(longest)
+    tokens = torch.linspace(0, config.vocab_size - 1, count).long()
+    return observer, _run(model, tokens, torch.arange(count), observer)
 
 
 def _scale(states: torch.Tensor) -> float:

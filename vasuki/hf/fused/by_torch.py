@@ -29,6 +29,7 @@ class SmallKernels:
     turn_and_store: TurnAndStore
     gated: Callable[[torch.Tensor, str], torch.Tensor]  # `[..., 2 width]`, gate and up -> activation(gate) * up
     norm: Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor]  # rows, weight, eps, offset -> rows
+    round_rows: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # see `kernels.float8.rounded_rows`
 
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -2,7 +2,7 @@
 
 by_triton              what a GPU's layers do besides products, in fewer kernels, and attention that torch lacks
 batched_copies         many copies between device and host in one call of the driver
-float8                 numbers of 8 bits, for keys and values
+float8                 numbers of 8 bits, for keys and values and for products
 experts                experts of a mixture for few rows, without a wait for the device
 levels                 the instruction sets that there are, and which of them a CPU's kernels use
 native                 compiles the C++ in `cpp/` once for such a level and keeps the library

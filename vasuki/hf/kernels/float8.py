@@ -13,6 +13,7 @@ import torch
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
+SMALLEST_ROW = 2.0**-100  # its largest number: of smaller ones nothing is left
 
 
 class Scales(NamedTuple):
@@ -30,6 +31,14 @@ def stored(states: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tens
     if dtype is FLOAT8:
         states = (states.float() / scale).clamp(-LARGEST, LARGEST)
     return states.to(dtype)
+
+
+def rounded_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `[num_rows, width]` in 8 bits, each multiplied before by what makes its largest number the largest of them,
+    and what to multiply them by afterwards, float32 `[num_rows, 1]`."""
+    largest = rows.abs().amax(-1, keepdim=True).float().clamp_min(SMALLEST_ROW)
+    numbers = rows.float() * (torch.full_like(largest, LARGEST) / largest)  # a number by a tensor would round twice
+    return stored(numbers, FLOAT8, 1.0), largest / LARGEST
 
 
 def in_8_bits(states: torch.Tensor, scale: float) -> torch.Tensor:

@@ -13,6 +13,7 @@ tokenizer_files   what splits text by what the model's folder says, and its chat
 prompt_text       control tokens in rows' texts as text, and no second start token
 reasoning         where a model thinks aloud, and where its answer begins
 least_tokens      how few tokens a text may have, by its length alone
+quantized         a model whose products are to have 8 bits
 varying           what gives a row other numbers with other rows
 weights           weights that live on the host
 triton_kernels    Triton's kernels for a model, where they compile and agree with their twins

@@ -36,6 +36,7 @@ from vasuki.hf.loading.body import Body, class_for, without_pooler
 from vasuki.hf.loading.defaults import first_line, generation_of, refuse_broken_defaults
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.loading.prepare import Refused, described, prepare, prepare_padded, refuse_config, timed
+from vasuki.hf.loading.quantized import quantize
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.padded.held_memory import HeldBytes
@@ -208,8 +209,11 @@ class _Loading:
         loaded = self._on_device(loaded)
         if self.compiles and device.type == "cuda":
             # Modules are compared with their twins where their weights lie, and Triton computes on the device alone.
-            fused = fuse_modules(loaded, small_kernels(device) if loaded.device.type == "cuda" else None)
-            if lacks := fused.lacks(self.config.get_text_config().num_hidden_layers):
+            small = small_kernels(device) if loaded.device.type == "cuda" else None
+            fused = fuse_modules(loaded, small)
+            if self.model.quantization == "float8":
+                quantize(loaded, path, small, device)
+            elif lacks := fused.lacks(self.config.get_text_config().num_hidden_layers):
                 log.info("%s: %s launch every operator by itself: small steps take longer", path, lacks)
             give_back()  # the memory of what was joined, in which little else fits
         ready = prepare(
@@ -231,7 +235,14 @@ class _Loading:
             )
         same = kernels.same_anywhere if kernels else None
         compile_s += ready.compile_s
-        return replace(ready, device=device, compiles=self.compiles, compile_s=compile_s, same_anywhere=same)
+        return replace(
+            ready,
+            device=device,
+            quantization=self.model.quantization,
+            compiles=self.compiles,
+            compile_s=compile_s,
+            same_anywhere=same,
+        )
 
     def padded(self) -> LoadedModel:
         """The model for the padded backend, with its own attention. Raises Refused if that does not serve it."""

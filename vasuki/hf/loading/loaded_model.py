@@ -35,6 +35,7 @@ class LoadedModel:
     kv_layout: KVLayout
     dtype: torch.dtype  # that it multiplies in
     device: torch.device  # where it computes
+    quantization: str = "none"  # of its products, as the job has it
     recurrent: RecurrentLayers | None = None  # those that carry a state, where it has such
     copies: CopyEngine | None = None  # brings the layers that live on the host, see hf.weights
     kernel: TileKernel | None = None  # attention of ours, where it could be compiled
@@ -77,6 +78,7 @@ class LoadedModel:
         if self.device.type == "cpu":
             what[0] += f" ({levels.chosen().name})"
         what += [str(self.dtype).removeprefix("torch."), BACKENDS[self.backend]]
+        what += [f"products in {self.quantization}"] if self.quantization != "none" else []
         what += [f"torch {torch.__version__}", f"transformers {transformers.__version__}", f"vasuki {VERSION}"]
         return ", ".join(what)
 
@@ -120,7 +122,7 @@ class LoadedModel:
         shape = shape_from_config(self.config.to_dict(), name, self.backend)
         packed, compiles = self.longest_packed_tokens, self.compiles
         shape = replace(shape, longest_packed_tokens=packed, compiles=compiles, eager=self.is_eager)
-        shape = shape.with_dtype(str(self.dtype).removeprefix("torch."), kv_dtype)
+        shape = shape.with_dtype(str(self.dtype).removeprefix("torch."), kv_dtype, self.quantization)
         shape = replace(shape, kept_bytes=self.state_bytes)
         stored = self.token_bytes  # which a configuration does not always tell
         return shape if stored == shape.kv_bytes_per_token else replace(shape, stored_bytes=stored)

@@ -40,7 +40,7 @@ def small_kernels(device: torch.device) -> SmallKernels | None:
     except Exception as error:  # whatever a compiler that is missing, or a driver that it does not know, may raise
         _without("layers", error)
         return None
-    return SmallKernels(layer.turn_and_store, layer.gated, layer.normed)
+    return SmallKernels(layer.turn_and_store, layer.gated, layer.normed, layer.round_rows)
 
 
 def drawing_kernel(device: torch.device) -> Draw | None:

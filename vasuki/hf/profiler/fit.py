@@ -95,7 +95,7 @@ def _launch_us(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -
 
 def _attention_points(timings: StepTimings, shape: ModelShape, base: HardwareProfile) -> Iterator[AttentionPoint]:
     """Points of decodes and of chunks, where there were steps of both a short and a long context."""
-    operators = OperatorModel(base.datasheet_only(), shape.dtype, shape.kv_dtype)
+    operators = OperatorModel(base.datasheet_only(), shape.dtype, shape.kv_dtype, shape.product_dtype)
     heads = (shape.num_heads, *shape.full_heads)
     for short, long in itertools.permutations(timings.seconds, 2):
         if (short.decodes, short.chunk) == (long.decodes, long.chunk) and short.context < long.context:

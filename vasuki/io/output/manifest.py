@@ -103,6 +103,7 @@ class Ran:
     packing: str = ""  # of padded rows: always, never, or by price; empty where none are padded
     dtype: str = ""
     kv_dtype: str = ""
+    quantization: str = "none"  # of products
     computed_on: str = ""  # what answers may depend on beside the job: the device, its instructions, and the libraries
     varies: str = ""  # why a row's last bits may depend on the rows beside it; empty where they do not
 

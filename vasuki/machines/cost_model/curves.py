@@ -31,9 +31,9 @@ class RooflineCurves(Rooflines):
 class OperatorCurves(OperatorModel):
     """`OperatorModel` whose numbers of tokens, copies and bytes may be arrays."""
 
-    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
-        super().__init__(profile, dtype, kv_dtype)
-        self._rooflines = RooflineCurves(profile, dtype, kv_dtype)
+    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "", product_dtype: str = "") -> None:
+        super().__init__(profile, dtype, kv_dtype, product_dtype)
+        self._rooflines = RooflineCurves(profile, dtype, kv_dtype, product_dtype)
 
     def expert_matmul(self, tokens: Any, k: int, n: int, used: Any) -> OperatorCost:
         copies: Any = np.maximum(1.0, np.rint(used))

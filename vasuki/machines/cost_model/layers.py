@@ -112,7 +112,7 @@ class LayerModel:
         random, E (1 - (1 - k/E)^T) of them are."""
         k, n = local_matrix(matrix, self._shape, self._layout)
         if matrix.copies == 1:
-            return self._operators.matmul(num_tokens, k, n)
+            return self._operators.product(num_tokens, k, n)
         used = matrix.copies * (1.0 - (1.0 - matrix.used / matrix.copies) ** num_tokens)
         return self._operators.expert_matmul(num_tokens * matrix.used, k, n, used)
 

@@ -47,7 +47,7 @@ class CostModel:
         self.profile = profile
         self.layout = layout or Layout()
         self.layout.check(shape)
-        self.operators = OperatorModel(profile, shape.dtype, shape.kv_dtype)
+        self.operators = OperatorModel(profile, shape.dtype, shape.kv_dtype, shape.product_dtype)
         self.network = Network(shape, profile, self.layout)
         self._layers = LayerModel(shape, profile, self.layout, self.operators)
         self._traffic = HostTraffic(shape, profile, self.layout)

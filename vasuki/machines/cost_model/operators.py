@@ -22,11 +22,12 @@ class OperatorModel:
     adds.
 
     Raises:
-        ProfileError: the profile has no rate for the dtype.
+        ProfileError: the profile has no rate for one of the dtypes.
     """
 
-    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
-        self._rooflines = Rooflines(profile, dtype, kv_dtype)
+    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "", product_dtype: str = "") -> None:
+        self._rooflines = Rooflines(profile, dtype, kv_dtype, product_dtype)
+        self._rounds = bool(product_dtype)
         self._ratios = MeasuredRatios()
         if profile.measured:
             self._ratios = MeasuredRatios.of(profile.measured, Rooflines(profile.as_measured(), dtype, kv_dtype))
@@ -35,6 +36,15 @@ class OperatorModel:
         """`copies` products `[tokens / copies, k] x [k, n]` with different weights, as one kernel."""
         alone = self._rooflines.matmul(tokens, k, n, copies)
         return self._corrected(alone, self._ratios.matmul.get((k, n)) or self._ratios.any_matmul, tokens / copies)
+
+    def product(self, tokens: float, k: int, n: int) -> OperatorCost:
+        """One of a layer's products. Where it has a type of its own, a kernel rounds what it takes."""
+        if not self._rounds:
+            return self.matmul(tokens, k, n)
+        alone = self._rooflines.product(tokens, k, n)
+        bytes_per_token = k * (self._rooflines.dtype_bytes + self._rooflines.product_dtype_bytes)
+        rounding = self.elementwise("activation", tokens, bytes_per_token)
+        return rounding + self._corrected(alone, self._ratios.matmul.get((k, n)) or self._ratios.any_matmul, tokens)
 
     def expert_matmul(self, tokens: float, k: int, n: int, used: float) -> OperatorCost:
         """Price a matmul of experts, `used` of them on average."""

@@ -18,6 +18,7 @@ from vasuki.models.shape import DTYPE_BYTES
 
 ROOFLINE_SHARPNESS = 3.0  # exponent of the roofline; infinity is max(compute, memory)
 TILE_COLUMNS = (2.0, 1.0, 0.5, 0.25)  # widths of output tiles to choose from, in units of the profile's tile rows
+PRODUCT_SHARE = 0.8  # assumed: of what matmuls reach of their peak, those in 8 bits reach of theirs
 SHORTEST_TILE = 1 / 8  # fewer tokens than a tile are padded to a power of two, down to this share of a tile
 # Share of the memory bandwidth that each elementwise operator reaches, each a kernel of its own as in Vidur's profiles.
 # There "rope" writes no KV; with it, it is assumed to be as fast.
@@ -76,9 +77,10 @@ class Rooflines:
         profile: the device.
         dtype: of weights and activations; it decides the rates.
         kv_dtype: of KV, where it is another.
+        product_dtype: of a layer's products, where it is another.
 
     Raises:
-        ProfileError: the profile has no rate for the dtype.
+        ProfileError: the profile has no rate for one of them.
     """
 
     ceil: Any = staticmethod(math.ceil)
@@ -87,15 +89,19 @@ class Rooflines:
     least: Any = staticmethod(min)
     roofline: Any = staticmethod(roofline)
 
-    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "") -> None:
+    def __init__(self, profile: HardwareProfile, dtype: str, kv_dtype: str = "", product_dtype: str = "") -> None:
         self.dtype_bytes = DTYPE_BYTES[dtype]
         self.kv_dtype_bytes = DTYPE_BYTES[kv_dtype or dtype]
+        self.product_dtype_bytes = DTYPE_BYTES[product_dtype or dtype]
         self.kernel_s = profile.overheads.kernel_us * 1e-6  # the shortest kernel
         self._eager_kernel_s = max(self.kernel_s, profile.overheads.launch_us * 1e-6)
         peak, efficiency = profile.peak_flops(dtype), profile.efficiency
         self._bandwidth = profile.memory_bytes_per_s
         self._matmul_bandwidth = self._bandwidth * efficiency.bandwidth
         self._matmul_rate = peak * efficiency.matmul
+        self._product_rate = self._matmul_rate
+        if product_dtype:
+            self._product_rate = profile.peak_flops(product_dtype) * efficiency.matmul * PRODUCT_SHARE
         self._attention_rate = peak * efficiency.attention
         self._kv_bandwidth = self._bandwidth * efficiency.kv_read
         self._processors, self._tile = profile.processors, profile.tile_rows
@@ -108,6 +114,13 @@ class Rooflines:
         Rows and columns are padded to tiles, and tiles run in waves of one for each processor, so time rises in steps.
         Of the tile widths the best is taken, as matmul libraries do.
         """
+        return self._multiplied(tokens, k, n, copies, self.dtype_bytes, self._matmul_rate)
+
+    def product(self, tokens: Any, k: int, n: int) -> OperatorCost:
+        """One of a layer's products, once both sides are rounded to its type."""
+        return self._multiplied(tokens, k, n, 1, self.product_dtype_bytes, self._product_rate)
+
+    def _multiplied(self, tokens: Any, k: int, n: int, copies: Any, number_bytes: int, rate: float) -> OperatorCost:
         rows = tokens / copies
         ceil, processors = self.ceil, self._processors
         power_of_two = 2.0 ** ceil(self.log2(self.most(1.0, rows)))
@@ -120,8 +133,8 @@ class Rooflines:
                 for columns in self._tile_columns
             ],
         )
-        compute_s = 2.0 * padded_elements * k / self._matmul_rate
-        memory_bytes = self.dtype_bytes * (copies * k * n + tokens * (k + n))
+        compute_s = 2.0 * padded_elements * k / rate
+        memory_bytes = number_bytes * (copies * k * n + tokens * k) + self.dtype_bytes * tokens * n
         memory_s = memory_bytes / self._matmul_bandwidth
         return OperatorCost(self.kernel_s + self.roofline(compute_s, memory_s), compute_s, memory_s, memory_bytes)
 

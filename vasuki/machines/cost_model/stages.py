@@ -19,6 +19,7 @@ KERNELS_PER_STEP = 6
 # are joined (`models.launches`), and this where they are not; outside the layers, the step's inputs come on top.
 LAUNCHED_UNJOINED = 45
 LAUNCHED_PER_STEP = 18
+ROUNDED_PER_LAYER = 4  # what products of a type of their own take is rounded: qkv, o, up, down
 
 # Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, up to any plan's; and
 # tokens of steps with prompts. Up to the least a step waits for memory anyway, and beyond it for the host that launches
@@ -71,7 +72,8 @@ def launches_of(shape: ModelShape, kind: Literal["gpu", "cpu"]) -> Launches:
     if kind == "cpu":
         return Launches(KERNELS_PER_LAYER, KERNELS_PER_STEP)
     joined = shape.compiles and shape.backend == "ragged"
-    return Launches(shape.launched_per_layer if joined else LAUNCHED_UNJOINED, LAUNCHED_PER_STEP)
+    rounded = ROUNDED_PER_LAYER if shape.product_dtype else 0
+    return Launches((shape.launched_per_layer if joined else LAUNCHED_UNJOINED) + rounded, LAUNCHED_PER_STEP)
 
 
 class Recorded(NamedTuple):
@@ -98,6 +100,6 @@ def recorded_steps(shape: ModelShape, profile: HardwareProfile, layout: Layout) 
 def _tokens_to_record(shape: ModelShape, profile: HardwareProfile, layout: Layout) -> int:
     """Tokens whose matrices take the device as long as launching their kernels takes the host."""
     launches_s = Part.whole(shape.num_layers, 1).launches_s(shape, profile)
-    flops_per_s = layout.tensor_parallel * profile.peak_flops(shape.dtype) * profile.efficiency.matmul
-    tokens = int(launches_s * flops_per_s / shape.linear_flops_per_token)
+    peak = profile.peak_flops(shape.product_dtype or shape.dtype) * profile.efficiency.matmul
+    tokens = int(launches_s * layout.tensor_parallel * peak / shape.linear_flops_per_token)
     return min(MOST_RECORDED_TOKENS, max(LEAST_RECORDED_TOKENS, tokens))

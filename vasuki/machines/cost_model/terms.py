@@ -91,7 +91,7 @@ def step_terms(
     traffic: HostTraffic,
 ) -> StepTerms:
     """The terms of a part. Arguments as for `PartTimes`."""
-    dtypes = shape.dtype, shape.kv_dtype
+    dtypes = shape.dtype, shape.kv_dtype, shape.product_dtype
     exact = _PartCurves(part, shape, profile, layout, OperatorCurves(profile, *dtypes))
     rates = _PartCurves(part, shape, profile, layout, OperatorRates(profile, *dtypes))
     measured = profile.measured.in_step if profile.measured else None

@@ -171,6 +171,7 @@ def sizes_of(shape: ModelShape) -> str:
             *(f"{matrix.k}x{matrix.n}x{matrix.copies}" for matrix in matrices),
             f"{shape.num_layers} layers, vocabulary {shape.vocab_size}, {shape.dtype}, "
             f"KV {shape.kv_dtype or shape.dtype}",
+            *([f"products {shape.product_dtype}"] if shape.product_dtype else []),
         ]
     )
 

@@ -30,7 +30,7 @@ from vasuki.runs.manifests import run_manifest
 from vasuki.runs.observers.tracer import StepTracer
 from vasuki.runs.observers.watchdog import Watchdog
 from vasuki.runs.opening import JobKey
-from vasuki.runs.placement import Placement, placed_as_loaded, refuse_backend, refuse_float8
+from vasuki.runs.placement import Placement, placed_as_loaded, refuse_8_bits, refuse_backend
 from vasuki.runs.workers.messages import Planned
 from vasuki.runs.workload import shape_of
 
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 def load(job: JobKey) -> tuple[LoadedModel, float]:
     """The model of a job, and the seconds that it took to load, without compiling.
 
-    Raises ModelError, also if the model has another fingerprint by now, and JobFileError as `refuse_float8`.
+    Raises ModelError, also if the model has another fingerprint by now, and JobFileError as `refuse_8_bits`.
     """
     config = job.config
     started_s = time.perf_counter()
     shape = shape_of(config)
     refuse_backend(config, shape)  # in the words of `vasuki check`, before anything is loaded
-    if config.kv.dtype == "float8":
-        refuse_float8(shape, config.engine.attention, local_device(config.engine.device).on_cpu)
+    if "float8" in (config.kv.dtype, config.model.quantization):  # else a device is looked for where one is needed
+        refuse_8_bits(config, shape, local_device(config.engine.device).generation)
     from vasuki.hf.device.device import device_of
     from vasuki.hf.loading.load_model import load_model  # torch and transformers take seconds to import
     from vasuki.hf.loading.varying import why_rows_vary

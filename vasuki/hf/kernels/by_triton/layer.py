@@ -12,11 +12,13 @@ import triton.language as tl
 
 from vasuki.hf.kernels.by_triton.float8 import factors, kept
 from vasuki.hf.kernels.by_triton.launch import launch
-from vasuki.hf.kernels.float8 import UNSCALED, Scales, indexable
+from vasuki.hf.kernels.float8 import FLOAT8, LARGEST, SMALLEST_ROW, UNSCALED, Scales, indexable
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 _COLUMNS = 1024  # of an MLP's width in one program
+_ROUNDED_COLUMNS = 2048  # of a row at a time
+_LARGEST, _SMALLEST_ROW = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_ROW)
 
 
 def turn_and_store(
@@ -83,6 +85,19 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> 
         x, weight, output, eps, offset, WIDTH=width, WIDTH_PADDED=triton.next_power_of_2(width),
     )  # fmt: skip
     return output
+
+
+def round_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows in 8 bits, and their scales.
+
+    Its plain twin is `kernels.float8.rounded_rows`.
+    """
+    rows = rows.contiguous()
+    count, width = rows.shape
+    numbers = torch.empty(rows.shape, dtype=FLOAT8, device=rows.device)
+    scales = torch.empty((count, 1), dtype=torch.float32, device=rows.device)
+    launch(_round_rows, (count,), rows, indexable(numbers), scales, WIDTH=width, COLUMNS=_ROUNDED_COLUMNS)
+    return numbers, scales
 
 
 def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
@@ -174,6 +189,24 @@ def _normed(x, weight, output, eps, offset, WIDTH: tl.constexpr, WIDTH_PADDED: t
     mean = tl.sum(numbers * numbers, 0) / WIDTH
     y = numbers / tl.sqrt(mean + eps) * scale
     tl.store(output + row * WIDTH + column, y.to(output.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _round_rows(rows, numbers, scales, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Round one row, once its largest number is known."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    sizes = tl.zeros([COLUMNS], tl.float32)
+    for first in range(0, WIDTH, COLUMNS):
+        x = tl.load(rows + row * WIDTH + first + columns, mask=first + columns < WIDTH, other=0.0)
+        sizes = tl.maximum(sizes, tl.abs(x.to(tl.float32)))
+    largest = tl.maximum(tl.max(sizes, 0), _SMALLEST_ROW)
+    factor = tl.div_rn(_LARGEST * 1.0, largest)
+    for first in range(0, WIDTH, COLUMNS):
+        there = first + columns < WIDTH
+        x = tl.load(rows + row * WIDTH + first + columns, mask=there, other=0.0)
+        tl.store(numbers + row * WIDTH + first + columns, kept(x, factor, numbers), mask=there)
+    tl.store(scales + row, tl.div_rn(largest, _LARGEST * 1.0))
 
 
 @triton.jit

@@ -1,0 +1,87 @@
+"""Linear layers whose weights, and what they are multiplied with, are rounded to 8 bits, for GPUs that multiply such
+numbers at twice the rate of 16 bits, and read half as much.
+
+    [rows, k] ── round each row ── 8 bits ──┐
+    weights [n, k], each row rounded once ──┴─ product in float32 ── times both scales ── [rows, n]
+
+Every row of either side has the scale at which its largest number is the largest of 8 bits, so that one outlier costs
+its own row exactness, and no other.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import torch
+
+from vasuki.hf.attention.ragged_attention import Unsupported
+from vasuki.hf.fused.attention import FusedAttention
+from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fused
+from vasuki.hf.kernels.float8 import rounded_rows
+
+_MULTIPLE = 16  # what both sides of a product are wide, as kernels want it
+_TRIED_ROWS = (1, 300)  # kernels differ by the number of rows
+_ADA, _SINCE_ON_ADA = (8, 9), (2, 12)  # before, its kernel did not wait for its stream (pytorch issue 177651)
+
+
+class Float8Linear(torch.nn.Module):
+    """What takes the place of a linear layer `x W^T + b`, which is its plain twin.
+
+    Args:
+        linear: the twin.
+        kernels: ours, where there are such.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, kernels: SmallKernels | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight, scales = rounded_rows(linear.weight)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.scales: torch.Tensor
+        self.register_buffer("scales", scales.view(1, -1))
+        self.bias = linear.bias
+        self._round_rows = kernels.round_rows if kernels else rounded_rows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """`[..., in_features]` -> `[..., out_features]`, in the type of `x`."""
+        rows, scales = self._round_rows(x.reshape(-1, self.in_features))
+        product = torch._scaled_mm(
+            rows, self.weight.t(), scales, self.scales, self.bias, out_dtype=x.dtype, use_fast_accum=True
+        )
+        return product.view(*x.shape[:-1], self.out_features)
+
+
+@torch.inference_mode()
+def round_products(model: torch.nn.Module, num_layers: int, kernels: SmallKernels | None = None) -> None:
+    """Let a model's joined attention layers and MLPs multiply numbers of 8 bits.
+
+    Raises Unsupported where it has others beside them, or they are not as wide as kernels want.
+    """
+    joined = [part for part in model.modules() if isinstance(part, (FusedAttention, JoinedMLP))]
+    if lacks := fused(model).lacks(num_layers):
+        raise Unsupported(f"{lacks} cannot be joined")
+    for part in joined:
+        for name, layer in list(part.named_children()):
+            if type(layer) is torch.nn.Linear:
+                if any(width % _MULTIPLE for width in layer.weight.shape):
+                    shape = " by ".join(map(str, reversed(layer.weight.shape)))
+                    raise Unsupported(f"its weights of {shape} are not multiples of {_MULTIPLE}")
+                setattr(part, name, Float8Linear(layer, kernels))
+
+
+def refuse_untried(device: torch.device) -> None:
+    """Multiply a few numbers of 8 bits. Raises Unsupported where the card or this torch cannot, or has it wrong."""
+    version = tuple(map(int, metadata.version("torch").split(".")[:2]))
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) == _ADA and version < _SINCE_ON_ADA:
+        raise Unsupported(f"torch {torch.__version__} may hang with them on this card; 2.12 and later do not")
+    layer = torch.nn.Linear(64, 32, device=device, dtype=torch.bfloat16)
+    for count in _TRIED_ROWS:
+        x = torch.linspace(-1, 1, count * 64, device=device).view(count, 64).to(torch.bfloat16)
+        try:
+            with torch.inference_mode():
+                product, expected = Float8Linear(layer)(x), layer(x)
+                is_close = torch.allclose(product, expected, rtol=0, atol=0.1)
+        except RuntimeError as error:
+            raise Unsupported(f"torch {torch.__version__} cannot here: {str(error).splitlines()[0]}") from None
+        if not is_close:
+            raise Unsupported(f"torch {torch.__version__} multiplies them wrongly here")

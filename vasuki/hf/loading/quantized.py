@@ -1,0 +1,46 @@
+"""A model whose products are to have 8 bits: rounded, or refused where that changes too much of what it says."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from vasuki.base.errors import ModelError
+from vasuki.hf.attention.probe import likelihoods
+from vasuki.hf.attention.ragged_attention import Unsupported
+from vasuki.hf.fused.by_torch import SmallKernels
+from vasuki.hf.fused.float8_linear import refuse_untried, round_products
+
+log = logging.getLogger(__name__)
+
+_MOST_NATS = 0.5  # SmolLM2 135M: 0.08
+
+
+def quantize(model: Any, name: str, kernels: SmallKernels | None, device: torch.device) -> None:
+    """Round the products of a model whose layers are joined, where its weights lie.
+
+    Args:
+        model: a causal LM that computes in bfloat16.
+        name: as errors call it.
+        kernels: ours, where there are such.
+        device: that computes.
+
+    Raises ModelError by name where the card, this torch or the model does not do, and where the next token's
+    probabilities change by more than half a nat (Kullback and Leibler's divergence, mean of a few tokens).
+    """
+    try:
+        refuse_untried(device)
+        before = likelihoods(model)
+        round_products(model, model.config.get_text_config().num_hidden_layers, kernels)
+        after = likelihoods(model)
+    except Unsupported as error:
+        raise ModelError(f"{name}: model.quantization: float8: {error}; leave it out") from None
+    nats = float((before.exp() * (before - after)).sum(-1).mean())
+    if not nats <= _MOST_NATS:  # nor no number
+        raise ModelError(
+            f"{name}: model.quantization: float8 changes the next token's probabilities by {nats:.2g} nats, which is "
+            f"more than {_MOST_NATS}; leave it out"
+        )
+    log.info("%s: products of 8 bits change the next token's probabilities by %.2g nats", name, nats)
