@@ -2,8 +2,8 @@
 KV: one rule for plans of cards elsewhere and for runs.
 
              attends in             its windowed layers read    blocks
-    packed   steps with prompts     once for each query head    pages of 256 tokens
-    paged    steps of decodes       once                        of any size
+    packed   prompts                once for each query head    pages of 256 tokens
+    paged    decodes                once                        of any size
 
 Packed attention multiplies faster. Paged attention splits the keys of few rows, and reads those of many at 98 % of what
 a long copy reaches (H200: 4.2 of 4.3 TB/s). Blocks of any size are small: their ends are seldom empty. Where packed

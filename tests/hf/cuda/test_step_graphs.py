@@ -130,12 +130,21 @@ def test_rows_of_padding_that_have_a_state_are_few() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels) -> None:
-    """Ours attends in steps of single tokens, and where windows do not cover the longest context; else torch's packed
-    one."""
+def test_steps_of_both_kernels_equal_generate(
+    name: str, kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours attends to what single tokens see, also in steps with prompts; torch's packed one to what prompts see."""
+    apart, packed = [], chunks.Chunks.packed.func  # type: ignore[attr-defined]
+
+    def watched(self: chunks.Chunks) -> Any:
+        apart.append((self.apart, len(self._lengths)))
+        return packed(self)
+
+    monkeypatch.setattr(chunks.Chunks, "packed", property(watched))
     chosen = AttentionKernels(load(name).kernel, "auto")
     rows, graphs = _run(name, _as_it_is, kernels=chosen)
     assert rows.outputs == reference(name)
+    assert any(0 < singles < count for singles, count in apart), "some steps have both"
     assert {1, 9} <= {size.tokens for _, size in graphs._recorded if size.single}
 
 

@@ -237,10 +237,28 @@ class Chunks:
         return self.kernels.packs(self._lengths, self._cache.block_tokens)
 
     @cached_property
+    def apart(self) -> int:
+        """How many leading chunks of one token a kernel of ours serves, where torch's packed one serves the others."""
+        if self.kernels.ours is None or self.kernels.choice == "packed":
+            return 0
+        longer = np.flatnonzero(self._lengths > 1)
+        return int(longer[0]) if len(longer) else len(self._lengths)
+
+    @cached_property
     def packed(self) -> PagedVarlen | None:
-        """The chunks for torch's packed kernel; None where there is none."""
-        ends = self._starts + self._lengths
-        return _varlen(self._lengths, np.maximum(ends, self._reserve.context), ends, self._tables, self._cache)
+        """The chunks for torch's packed kernel, but for those apart; None where there is none."""
+        lengths, starts, tables = (each[self.apart :] for each in (self._lengths, self._starts, self._tables))
+        ends = starts + lengths
+        return _varlen(lengths, np.maximum(ends, self._reserve.context), ends, tables, self._cache)
+
+    @cached_property
+    def tiles_apart(self) -> PagedTiles | None:
+        """Those apart for the kernel of ours; None if there are none."""
+        if not (apart := self.apart):
+            return None
+        assert self.kernels.ours is not None
+        placed, nothing = PlacedChunks(*(each[:apart] for each in self._placed)), np.empty(0, np.int64)
+        return PagedTiles(self.kernels.ours, placed, nothing, self._tables[:apart], self._cache.device)
 
     @cached_property
     def tiles(self) -> PagedTiles | None:
@@ -328,6 +346,15 @@ class _ChunksElsewhere(Chunks):
     def packed(self) -> PagedVarlen | None:
         packed = self._chunks.packed
         return None if packed is None else packed.at(self._slots)
+
+    @cached_property
+    def apart(self) -> int:
+        return self._chunks.apart
+
+    @cached_property
+    def tiles_apart(self) -> PagedTiles | None:
+        tiles = self._chunks.tiles_apart
+        return None if tiles is None else tiles.at(self._slots)
 
     @cached_property
     def tiles(self) -> PagedTiles | None:

@@ -16,12 +16,11 @@ import torch
 from torch.nn.functional import pad
 from transformers import AttentionInterface
 
-from vasuki.hf.attention.chunks import AttentionKernels, PagedTiles
+from vasuki.hf.attention.chunks import PagedTiles
 from vasuki.hf.attention.inputs import StepInputs
 from vasuki.hf.attention.plain_attention import Variant, attend_gathered
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.float8 import Scales
-from vasuki.hf.kernels.varlen import PagedVarlen
 
 NAME = "vasuki_ragged"
 
@@ -127,24 +126,22 @@ def attend(
 
 def attend_stored(query: torch.Tensor, layer: int, step: StepInputs, variant: Variant) -> torch.Tensor:
     """Attention of one layer, as `attend`, where the step's keys and values are in their blocks already."""
-    chunks, cache_layer = step.chunks, step.cache.layers[layer]
+    chunks, cache_layer, scales = step.chunks, step.cache.layers[layer], step.cache.layout.scales_of(layer)
     packed = chunks.packed if chunks.packs else None
-    if packed is not None and _packs(query, cache_layer, packed, chunks.kernels, variant):
-        return packed(query.contiguous(), cache_layer, variant.scaling, variant.window)
+    if packed is not None and _packs(query, cache_layer, variant):
+        output = packed(query[chunks.apart :].contiguous(), cache_layer, variant.scaling, variant.window)
+        if chunks.tiles_apart is None:
+            return output
+        singles = _attend_tiles(query[: chunks.apart], cache_layer, scales, chunks.tiles_apart, variant)
+        return torch.cat([singles, output])
     if chunks.tiles is not None:
-        return _attend_tiles(query, cache_layer, step.cache.layout.scales_of(layer), chunks.tiles, variant)
+        return _attend_tiles(query, cache_layer, scales, chunks.tiles, variant)
     return attend_gathered(query, layer, step, variant)
 
 
-def _packs(
-    query: torch.Tensor, cache_layer: torch.Tensor, packed: PagedVarlen, kernels: AttentionKernels, variant: Variant
-) -> bool:
-    """Whether torch's kernel serves a layer, and ours would not do so with fewer reads."""
-    if not (variant.is_plain and query.dtype is cache_layer.dtype and varlen.takes(query.shape[-1])):
-        return False
-    if kernels.ours is None or kernels.choice == "packed":
-        return True
-    return query.shape[1] == cache_layer.shape[3] or not packed.reads_each_head(variant.window)
+def _packs(query: torch.Tensor, cache_layer: torch.Tensor, variant: Variant) -> bool:
+    """Whether torch's packed kernel serves a layer."""
+    return variant.is_plain and query.dtype is cache_layer.dtype and varlen.takes(query.shape[-1])
 
 
 def store(key: torch.Tensor, value: torch.Tensor, layer: int, step: StepInputs) -> None:

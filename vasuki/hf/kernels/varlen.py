@@ -118,11 +118,6 @@ class PagedVarlen:
             if last > first
         ]
 
-    def reads_each_head(self, window: int | None) -> bool:
-        """Whether single tokens read their keys again for each query head: the kernel serves heads together only where
-        it has nothing to mask."""
-        return all(call.max_q == 1 and window is not None and window < call.max_k for call in self._calls)
-
     # --- in memory that stays, where all are single tokens and the kernel pages --------------------------------------
 
     def shapes(self) -> Shapes:
