@@ -130,9 +130,7 @@ def test_rows_of_padding_that_have_a_state_are_few() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_steps_of_both_kernels_equal_generate(
-    name: str, kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours attends to what single tokens see, also in steps with prompts; torch's packed one to what prompts see."""
     apart, packed = [], chunks.Chunks.packed.func  # type: ignore[attr-defined]
 

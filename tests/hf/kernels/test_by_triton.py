@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import Rows, load, prompts, reference, requests_of, run
+from tiny_models import RoundedProducts, Rows, load, prompts, reference, requests_of, run
 from torch.nn.functional import rms_norm
 
 pytest.importorskip("triton")
@@ -37,11 +37,13 @@ from vasuki.hf.cuda.step_graphs import StepGraphs
 from vasuki.hf.fused import by_torch
 from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fuse_modules
+from vasuki.hf.fused.float8_linear import round_products
 from vasuki.hf.kernels.by_triton import attention, float8, layer, sampling
 from vasuki.hf.kernels.by_triton.attention import TileAttention, num_splits
 from vasuki.hf.kernels.float8 import FLOAT8, UNSCALED, Scales, rounded_rows
 from vasuki.hf.kv.kv_cache import KVCache, KVLayout
 from vasuki.hf.loading import triton_kernels
+from vasuki.hf.loading.quantized import on_its_device
 from vasuki.hf.ragged_executor import RaggedExecutor
 from vasuki.hf.sampler import NO_TOKEN, sample, uniform
 
@@ -389,6 +391,34 @@ def test_layers_are_fused_where_the_kernel_answers_alike_alone() -> None:
     )
     fuse_modules(model, forgets_up)
     assert not any(isinstance(module, (FusedAttention, JoinedMLP)) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_products_of_8_bits_equal_generate(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a model that was rounded on the host, and got the kernels when it moved to its device."""
+    loaded = load(name)
+    model = copy.deepcopy(loaded.model)
+    fuse_modules(model)
+    round_products(model, loaded.kv_layout.num_layers)
+    on_its_device(model, name, SMALL)
+    assert not caplog.messages
+    parts = [each.kernels for each in model.modules() if hasattr(each, "kernels")]
+    assert parts
+    assert all(each is SMALL for each in parts)
+    rows, _, _ = run(dataclasses.replace(loaded, model=model), requests_of(prompts()), chunk_tokens=20)
+    assert rows.outputs == reference(name, products=RoundedProducts)
+
+
+def test_kernels_that_answer_otherwise_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    model = copy.deepcopy(load("llama").model)
+    fuse_modules(model)
+    round_products(model, 3)
+    wrong = dataclasses.replace(SMALL, gated=lambda gate_up, activation: 3 * layer.gated(gate_up, activation))
+    model.lm_head.weight.data *= 20
+    on_its_device(model, "llama", wrong)
+    assert caplog.messages == ["llama: torch's operators compute its layers, since Triton's kernels answer otherwise"]
+    assert {each.kernels for each in model.modules() if hasattr(each, "kernels")} == {None}
+    assert not any(each.stores for each in model.modules() if isinstance(each, FusedAttention))
 
 
 _COMPILE = """

@@ -13,7 +13,7 @@ from vasuki.base.config import ModelConfig
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.loading import load_model as loading
-from vasuki.hf.loading import prepare
+from vasuki.hf.loading import prepare, quantized
 
 CUDA = torch.device("cuda")
 
@@ -46,6 +46,39 @@ def test_a_model_that_waits_gets_no_kernels_of_the_host(
     assert (loaded.device, loaded.kernel, asked) == (CUDA, on_device, [CUDA])
     assert not loaded.is_on_device
     assert not caplog.messages
+
+
+def test_a_model_that_fits_in_8_bits_moves_to_its_device(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gets the kernels of that device."""
+    moved: list[float] = []
+    triton = SmallKernels(*[refuses_host_tensors] * 4)
+
+    class OnCard:
+        device = CUDA
+
+        def __init__(self, model: Any) -> None:
+            self.model = model
+
+    def on_device(self: Any, model: Any) -> Any:
+        moved.append(sum(each.numel() * each.element_size() for each in model.parameters()))
+        return model if len(moved) == 1 else OnCard(model)
+
+    class Reached(Exception):
+        pass
+
+    def gets(model: Any, name: str, kernels: Any) -> None:
+        assert (type(model), name, kernels) == (OnCard, str(tiny_model), triton)
+        raise Reached
+
+    monkeypatch.setattr(loading, "resolve_device", lambda name: CUDA)
+    monkeypatch.setattr(quantized, "refuse_untried", lambda device: None)
+    monkeypatch.setattr(loading._Loading, "_on_device", on_device)
+    monkeypatch.setattr(loading, "small_kernels", lambda device: triton)
+    monkeypatch.setattr(loading, "install_experts", lambda *how: None)
+    monkeypatch.setattr(loading, "on_its_device", gets)
+    with pytest.raises(Reached):
+        loading.load_model(ModelConfig(path=str(tiny_model), dtype="bfloat16", quantization="float8"))
+    assert moved[1] < 0.9 * moved[0]
 
 
 def test_layers_that_are_not_fused_are_said(

@@ -91,7 +91,7 @@ class FusedAttention(torch.nn.Module):
         self.head_dim = seen.query.shape[-1]
         self.splits = [states.shape[1] for states in (seen.query, seen.key, seen.value)]
         self._variant, self._repeats_angles = seen.variant, repeats_angles
-        self._rotate, self._turn_and_store = rotate, turn_and_store
+        self._rotate, self.turn_and_store = rotate, turn_and_store
 
     @property
     def variant(self) -> Variant:
@@ -101,7 +101,7 @@ class FusedAttention(torch.nn.Module):
     @property
     def stores(self) -> bool:
         """Whether it writes the cache itself."""
-        return self._turn_and_store is not None
+        return self.turn_and_store is not None
 
     @property
     def head_norms(self) -> HeadNorms | None:
@@ -147,13 +147,13 @@ class FusedAttention(torch.nn.Module):
         scales: Scales = UNSCALED,
     ) -> torch.Tensor:
         """Return queries alone; keys and values are in the cache then, see `TurnAndStore`."""
-        assert self._turn_and_store is not None
+        assert self.turn_and_store is not None
         heads, norms = self.heads(hidden_states), self.head_norms
         if norms is None:
             heads = self.norm(heads)
         cos, sin = (angles[0] for angles in position_embeddings)
         rotated = cos.shape[-1] * (1 + self._repeats_angles)
-        return self._turn_and_store(heads, self.splits[0], cos, sin, rows, cache_layer, rotated, norms, scales)
+        return self.turn_and_store(heads, self.splits[0], cos, sin, rows, cache_layer, rotated, norms, scales)
 
     def forward(
         self,

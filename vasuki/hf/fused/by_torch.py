@@ -62,12 +62,12 @@ class OffsetNorm(torch.nn.Module):
 
     def __init__(self, weight: torch.nn.Parameter, eps: float, kernels: SmallKernels | None) -> None:
         super().__init__()
-        self.weight, self.eps, self._kernels = weight, eps, kernels
+        self.weight, self.eps, self.kernels = weight, eps, kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., width]` -> the same."""
-        if self._kernels is not None:
-            return self._kernels.norm(x, self.weight, self.eps, self.offset)
+        if self.kernels is not None:
+            return self.kernels.norm(x, self.weight, self.eps, self.offset)
         return rms_norm(x.float(), self.weight.shape, self.offset + self.weight.float(), self.eps).type_as(x)
 
 
@@ -84,13 +84,13 @@ class JoinedMLP(torch.nn.Module):
     def __init__(self, gate_up: Linear, down: Linear, function: Any, kernels: SmallKernels | None = None) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj, self.act_fn = gate_up, down, function
-        self._kernels, self._activation = kernels, _activation(function, gate_up.weight) if kernels else None
+        self.kernels, self._activation = kernels, _activation(function, gate_up.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., hidden_size]` -> the same. It takes three widths of memory, as plans have it."""
         gate_up = self.gate_up_proj(x)
-        if self._kernels is not None and self._activation is not None:
-            gated = self._kernels.gated(gate_up, self._activation)
+        if self.kernels is not None and self._activation is not None:
+            gated = self.kernels.gated(gate_up, self._activation)
         else:
             gate, up = gate_up.chunk(2, dim=-1)
             gated = self.act_fn(gate).mul_(up)

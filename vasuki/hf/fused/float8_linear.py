@@ -16,7 +16,7 @@ import torch
 
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.fused.attention import FusedAttention
-from vasuki.hf.fused.by_torch import JoinedMLP, SmallKernels, fused
+from vasuki.hf.fused.by_torch import JoinedMLP, OffsetNorm, SmallKernels, fused
 from vasuki.hf.kernels.float8 import rounded_rows
 
 _MULTIPLE = 16  # what both sides of a product are wide, as kernels want it
@@ -40,11 +40,12 @@ class Float8Linear(torch.nn.Module):
         self.scales: torch.Tensor
         self.register_buffer("scales", scales.view(1, -1))
         self.bias = linear.bias
-        self._round_rows = kernels.round_rows if kernels else rounded_rows
+        self.kernels = kernels
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """`[..., in_features]` -> `[..., out_features]`, in the type of `x`."""
-        rows, scales = self._round_rows(x.reshape(-1, self.in_features))
+        round_rows = self.kernels.round_rows if self.kernels is not None else rounded_rows
+        rows, scales = round_rows(x.reshape(-1, self.in_features))
         product = torch._scaled_mm(
             rows, self.weight.t(), scales, self.scales, self.bias, out_dtype=x.dtype, use_fast_accum=True
         )
@@ -67,6 +68,15 @@ def round_products(model: torch.nn.Module, num_layers: int, kernels: SmallKernel
                     shape = " by ".join(map(str, reversed(layer.weight.shape)))
                     raise Unsupported(f"its weights of {shape} are not multiples of {_MULTIPLE}")
                 setattr(part, name, Float8Linear(layer, kernels))
+
+
+def use_kernels(model: torch.nn.Module, kernels: SmallKernels | None) -> None:
+    """Let what has taken the place of a model's modules compute by other kernels, or by torch's operators."""
+    for module in model.modules():
+        if isinstance(module, FusedAttention):
+            module.turn_and_store = kernels.turn_and_store if kernels is not None else None
+        elif isinstance(module, (Float8Linear, JoinedMLP, OffsetNorm)):
+            module.kernels = kernels
 
 
 def refuse_untried(device: torch.device) -> None:

@@ -36,7 +36,7 @@ from vasuki.hf.loading.body import Body, class_for, without_pooler
 from vasuki.hf.loading.defaults import first_line, generation_of, refuse_broken_defaults
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.loading.prepare import Refused, described, prepare, prepare_padded, refuse_config, timed
-from vasuki.hf.loading.quantized import quantize
+from vasuki.hf.loading.quantized import on_its_device, quantize
 from vasuki.hf.loading.tokenizer import Tokenizer
 from vasuki.hf.loading.triton_kernels import small_kernels
 from vasuki.hf.padded.held_memory import HeldBytes
@@ -213,6 +213,8 @@ class _Loading:
             fused = fuse_modules(loaded, small)
             if self.model.quantization == "float8":
                 quantize(loaded, path, small, device)
+                if loaded.device.type == "cpu" and (loaded := self._on_device(loaded)).device.type == "cuda":
+                    on_its_device(loaded, path, small_kernels(device))
             elif lacks := fused.lacks(self.config.get_text_config().num_hidden_layers):
                 log.info("%s: %s launch every operator by itself: small steps take longer", path, lacks)
             give_back()  # the memory of what was joined, in which little else fits

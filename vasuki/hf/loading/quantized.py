@@ -11,11 +11,12 @@ from vasuki.base.errors import ModelError
 from vasuki.hf.attention.probe import likelihoods
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.fused.by_torch import SmallKernels
-from vasuki.hf.fused.float8_linear import refuse_untried, round_products
+from vasuki.hf.fused.float8_linear import refuse_untried, round_products, use_kernels
 
 log = logging.getLogger(__name__)
 
 _MOST_NATS = 0.5  # SmolLM2 135M: 0.08
+_MOST_APART = 0.01  # by sums in another order, which now and then round to another of 8 bits
 
 
 def quantize(model: Any, name: str, kernels: SmallKernels | None, device: torch.device) -> None:
@@ -37,10 +38,25 @@ def quantize(model: Any, name: str, kernels: SmallKernels | None, device: torch.
         after = likelihoods(model)
     except Unsupported as error:
         raise ModelError(f"{name}: model.quantization: float8: {error}; leave it out") from None
-    nats = float((before.exp() * (before - after)).sum(-1).mean())
+    nats = _nats(before, after)
     if not nats <= _MOST_NATS:  # nor no number
         raise ModelError(
             f"{name}: model.quantization: float8 changes the next token's probabilities by {nats:.2g} nats, which is "
             f"more than {_MOST_NATS}; leave it out"
         )
     log.info("%s: products of 8 bits change the next token's probabilities by %.2g nats", name, nats)
+
+
+def on_its_device(model: Any, name: str, kernels: SmallKernels | None) -> None:
+    """Give a model that has moved to a device, since in 8 bits it fits there, the kernels of that device; with a
+    warning where it would say something else with them."""
+    expected = likelihoods(model)
+    use_kernels(model, kernels)
+    if not _nats(expected, likelihoods(model)) <= _MOST_APART:
+        log.warning("%s: torch's operators compute its layers, since Triton's kernels answer otherwise", name)
+        use_kernels(model, None)
+
+
+def _nats(expected: torch.Tensor, answers: torch.Tensor) -> float:
+    """Kullback and Leibler's divergence, mean of some tokens."""
+    return float((expected.exp() * (expected - answers)).sum(-1).mean())
