@@ -167,10 +167,15 @@ MODELS: Cases = {
         4,
         "AWQ",
     ),
-    "a quantisation for GPUs": (
-        lambda p: p.json("config.json", quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    "8 bits without scales": (
+        each(
+            lambda p: p.json("config.json", quantization_config={"quant_method": "fp8"}),
+            lambda p: p.tensors(
+                lambda held: {n: t.to(torch.float8_e4m3fn) if "_proj" in n else t for n, t in held.items()}
+            ),
+        ),
         4,
-        "",
+        "in 8 bits, and lack what they are to be multiplied by",
     ),
     "a quantisation by gptq": (
         lambda p: p.json("config.json", quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32}),
@@ -187,7 +192,6 @@ MODELS: Cases = {
         4,
         "",
     ),
-    "a quantisation by mxfp4": (lambda p: p.json("config.json", quantization_config={"quant_method": "mxfp4"}), 4, ""),
     "a quantisation that is text": (lambda p: p.json("config.json", quantization_config="int4"), 4, ""),
     "no weights": (lambda p: p.weights.unlink(), 4, "no weights"),
     "weights of another name": (lambda p: p.weights.rename(p.model / "theirs.safetensors"), 4, "theirs.safetensors"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from vasuki.base.errors import ModelError
+from vasuki.hf.kernels.float8 import FLOAT8
 from vasuki.models.files import IS_POINTER, POINTER, starts_with
 from vasuki.models.weight_files import StoredTensor
 
@@ -91,8 +92,10 @@ def refuse_unaccounted(path: str, model: Any, info: Mapping[str, Any], stored: M
     wanted = model.state_dict()
     in_files = {name: tensor.shape for name, tensor in stored.items()}
     quantised = getattr(model, "hf_quantizer", None) is not None
-    if not quantised and (method := _quantisation(model.config)):
+    if not quantised and (method := quantization_of(model.config)):
         raise ModelError(f"model {path}: transformers does not know how to read weights that are quantised by {method}")
+    if not quantised:
+        refuse_unscaled(path, {name for name, tensor in wanted.items() if tensor.dtype is FLOAT8}, stored)
     if info["mismatched_keys"]:
         raise ModelError(f"model {path}: {_of_other_shapes(info['mismatched_keys'])}")
     unread = {name for name in info["unexpected_keys"] if not _WITHOUT_EFFECT.search(name)}
@@ -115,7 +118,14 @@ def refuse_unaccounted(path: str, model: Any, info: Mapping[str, Any], stored: M
         log.info("%s: nothing here reads %s, and it is left out", path, _listed(unread, in_files))
 
 
-def _quantisation(config: Any) -> str:
+def refuse_unscaled(path: str, unscaled: Set[str], stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse weights of 8 bits that came without their scales. Raises ModelError."""
+    if unscaled:
+        names = _listed(unscaled, {name: tensor.shape for name, tensor in stored.items()})
+        raise ModelError(f"model {path}: its files hold {names} in 8 bits, and lack what they are to be multiplied by")
+
+
+def quantization_of(config: Any) -> str:
     """How config.json says that weights are quantised; empty if it does not."""
     said = getattr(config, "quantization_config", None) or {}
     return str(said.get("quant_method", "") if isinstance(said, Mapping) else getattr(said, "quant_method", ""))

@@ -31,7 +31,13 @@ from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.kernels.experts import use_all_experts
 from vasuki.hf.kernels.recurrent_functions import missing_packages
 from vasuki.hf.kv.kv_cache import KVLayout
-from vasuki.hf.loading.accounting import Outline, pickled_tensors, refuse_unaccounted
+from vasuki.hf.loading.accounting import (
+    Outline,
+    pickled_tensors,
+    quantization_of,
+    refuse_unaccounted,
+    refuse_unscaled,
+)
 from vasuki.hf.loading.body import Body, class_for, without_pooler
 from vasuki.hf.loading.defaults import first_line, generation_of, refuse_broken_defaults
 from vasuki.hf.loading.loaded_model import LoadedModel
@@ -54,6 +60,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 AskedBackend = Literal["auto", "ragged", "padded"]
 
+# Weights of 8 and 4 bits that are widened as they are loaded: by kernels of their own, which transformers fetches from
+# the hub, layers would be other modules, which nothing here joins, records or compiles.
+_WIDENED = ("fp8", "mxfp4")
 _ACCOUNTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
@@ -191,6 +200,8 @@ class _Loading:
             config = AutoConfig.from_pretrained(path, **options)
         except Exception as error:
             raise ModelError(f"cannot read model {path}: {first_line(error)}") from None
+        if quantization_of(config) in _WIDENED:
+            config.quantization_config["dequantize"] = True
         refuse_broken_defaults(description_folder(model) / "generation_config.json")
         return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored, task)
 
@@ -282,8 +293,15 @@ class _Loading:
         if "attn_implementation" in options:
             refuse_config(self.path, self.config.get_text_config())
         config = copy.deepcopy(self.config)
-        self._made_by(get_hf_quantizer, config, None, None, True, {})  # refuses packages and devices that are not there
+        # Refuses packages and devices that are not there.
+        self._made_by(get_hf_quantizer, copy.deepcopy(self.config), None, None, True, {})
         if not self.stored:
+            return
+        if quantization_of(config) in _WIDENED:
+            if not any("scale" in name for name in self.stored):
+                of_8_bits = {name for name, tensor in self.stored.items() if tensor.dtype.startswith("F8")}
+                refuse_unscaled(self.path, of_8_bits, self.stored)
+            log.info("%s: its tensors are accounted for when they are widened", self.path)
             return
         options |= without_pooler(config) if self.encodes and self.task == "embed" else {}
         with torch.device("meta"):
@@ -303,6 +321,7 @@ class _Loading:
         """The model in host memory, see `_made_by`."""
         options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
         options |= without_pooler(self.config) if self.encodes and self.task == "embed" else {}
+        options |= {"config": self.config} if quantization_of(self.config) in _WIDENED else {}
         loaded = self._made_by(self._class.from_pretrained, self.path, **_ACCOUNTED, **options, **self.options)
         refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
         model = loaded[0].eval()
