@@ -241,6 +241,16 @@ def test_products_of_8_bits_are_refused_where_nothing_computes_them(
         placed_on(job, named_shape(shape), find_profile(card))
 
 
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [({"gated_attention": True}, "gated attention"), ({"recurrent": 1}, "layers that carry a state")],
+)
+def test_products_of_8_bits_are_for_plain_layers(changed: dict[str, Any], what: str) -> None:
+    shape = replace(named_shape("mistral-7b"), **changed)
+    with pytest.raises(JobFileError, match=f"of plain attention and dense MLPs, and mistral-7b has {what}"):
+        placed_on(job_of(model={"shape": "mistral-7b", "quantization": "float8"}), shape, find_profile("h100"))
+
+
 def test_products_of_8_bits_are_planned_for() -> None:
     """Half the weights and twice the rate, less what stays as it is and what rounding takes."""
     llama, h100 = named_shape("llama-3-8b"), find_profile("h100")

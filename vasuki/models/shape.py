@@ -368,7 +368,7 @@ class ModelShape:
 
         Raises ModelError if one is unknown.
         """
-        kv, product = kv_dtype.replace("auto", ""), quantization.replace("none", "")
+        kv, product = "" if kv_dtype == "auto" else kv_dtype, "" if quantization == "none" else quantization
         for name in (dtype, kv or dtype, product or dtype):
             if name not in DTYPE_BYTES:
                 raise ModelError(f"unknown dtype '{name}'{did_you_mean(name, DTYPE_BYTES)}")

@@ -311,9 +311,14 @@ def refuse_8_bits(config: JobConfig, shape: ModelShape, generation: tuple[int, i
         raise JobFileError(f"{key} needs a GPU from Ada on, of compute capability 8.9; this one has {capability}")
     if (dtype := computed_dtype(config.model.dtype, shape.dtype, False, True)) != "bfloat16":
         raise JobFileError(f"{key} goes with model.dtype: bfloat16, and {shape.name} computes in {dtype}")
-    if shape.num_expert_layers or shape.latent:
-        what = "experts" if shape.num_expert_layers else "latent attention"
-        raise JobFileError(f"{key} is for layers of plain attention and dense MLPs, and {shape.name} has {what}")
+    others = {
+        "experts": shape.num_expert_layers,
+        "latent attention": shape.latent,
+        "gated attention": shape.gated_attention,
+        "layers that carry a state": shape.recurrent,
+    }
+    if had := " and ".join(what for what, number in others.items() if number):
+        raise JobFileError(f"{key} is for layers of plain attention and dense MLPs, and {shape.name} has {had}")
     if config.engine.compile == "off":
         raise JobFileError(f"{key} is for joined layers, which engine.compile: off does without")
     if config.task in ("embed", "classify"):

@@ -409,13 +409,27 @@ def test_products_of_8_bits_equal_generate(name: str, caplog: pytest.LogCaptureF
     assert rows.outputs == reference(name, products=RoundedProducts)
 
 
-def test_kernels_that_answer_otherwise_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def _forgets_values(*arguments: Any) -> torch.Tensor:
+    heads, query_heads, *_ = arguments
+    zeroed = heads.clone()
+    zeroed[:, -((heads.shape[1] - query_heads) // 2) :] = 0
+    return layer.turn_and_store(zeroed, *arguments[1:])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gated": lambda gate_up, activation: 3 * layer.gated(gate_up, activation)},
+        {"turn_and_store": _forgets_values},
+    ],
+    ids=["an MLP", "values"],
+)
+def test_kernels_that_answer_otherwise_are_left_out(wrong: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     model = copy.deepcopy(load("llama").model)
     fuse_modules(model)
     round_products(model, 3)
-    wrong = dataclasses.replace(SMALL, gated=lambda gate_up, activation: 3 * layer.gated(gate_up, activation))
     model.lm_head.weight.data *= 20
-    on_its_device(model, "llama", wrong)
+    on_its_device(model, "llama", dataclasses.replace(SMALL, **wrong))
     assert caplog.messages == ["llama: torch's operators compute its layers, since Triton's kernels answer otherwise"]
     assert {each.kernels for each in model.modules() if hasattr(each, "kernels")} == {None}
     assert not any(each.stores for each in model.modules() if isinstance(each, FusedAttention))

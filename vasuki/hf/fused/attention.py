@@ -208,6 +208,21 @@ def fuse_attention(
     replace_modules(model, twin)
 
 
+@torch.inference_mode()
+def store_as_they_project(model: torch.nn.Module) -> bool:
+    """Whether layers that write the cache themselves put there, of a few tokens, what they else would hand over."""
+    agree = []
+
+    def compare(layer: FusedAttention, args: tuple[Any, ...], arguments: dict[str, Any], output: Any) -> None:
+        projected = layer.project(arguments["hidden_states"], arguments["position_embeddings"])
+        agree.append(_stores_equally(layer, arguments, projected, 1.0))
+
+    observe_calls(
+        model, (each for each in model.modules() if isinstance(each, FusedAttention) and each.stores), compare
+    )
+    return all(agree)
+
+
 def _is_candidate(module: torch.nn.Module, linear: type[torch.nn.Module]) -> bool:
     parts: dict[str, Any] = dict(module.named_children())
     if set(parts) not in _PARTS or not hasattr(module, "layer_idx"):

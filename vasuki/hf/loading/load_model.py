@@ -293,11 +293,10 @@ class _Loading:
         if "attn_implementation" in options:
             refuse_config(self.path, self.config.get_text_config())
         config = copy.deepcopy(self.config)
-        # Refuses packages and devices that are not there.
-        self._made_by(get_hf_quantizer, copy.deepcopy(self.config), None, None, True, {})
+        self._made_by(get_hf_quantizer, config, None, None, True, {})  # refuses packages and devices that are not there
         if not self.stored:
             return
-        if quantization_of(config) in _WIDENED:
+        if quantization_of(self.config) in _WIDENED:
             if not any("scale" in name for name in self.stored):
                 of_8_bits = {name for name, tensor in self.stored.items() if tensor.dtype.startswith("F8")}
                 refuse_unscaled(self.path, of_8_bits, self.stored)
@@ -321,7 +320,7 @@ class _Loading:
         """The model in host memory, see `_made_by`."""
         options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
         options |= without_pooler(self.config) if self.encodes and self.task == "embed" else {}
-        options |= {"config": self.config} if quantization_of(self.config) in _WIDENED else {}
+        options |= {"config": copy.deepcopy(self.config)} if quantization_of(self.config) in _WIDENED else {}
         loaded = self._made_by(self._class.from_pretrained, self.path, **_ACCOUNTED, **options, **self.options)
         refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
         model = loaded[0].eval()

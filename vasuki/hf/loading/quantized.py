@@ -10,6 +10,7 @@ import torch
 from vasuki.base.errors import ModelError
 from vasuki.hf.attention.probe import likelihoods
 from vasuki.hf.attention.ragged_attention import Unsupported
+from vasuki.hf.fused.attention import store_as_they_project
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.fused.float8_linear import refuse_untried, round_products, use_kernels
 
@@ -52,7 +53,7 @@ def on_its_device(model: Any, name: str, kernels: SmallKernels | None) -> None:
     warning where it would say something else with them."""
     expected = likelihoods(model)
     use_kernels(model, kernels)
-    if not _nats(expected, likelihoods(model)) <= _MOST_APART:
+    if not (_nats(expected, likelihoods(model)) <= _MOST_APART and store_as_they_project(model)):
         log.warning("%s: torch's operators compute its layers, since Triton's kernels answer otherwise", name)
         use_kernels(model, None)
 
