@@ -187,11 +187,6 @@ MODELS: Cases = {
         4,
         "",
     ),
-    "a quantisation by compressed-tensors": (
-        lambda p: p.json("config.json", quantization_config={"quant_method": "compressed-tensors"}),
-        4,
-        "",
-    ),
     "a quantisation that is text": (lambda p: p.json("config.json", quantization_config="int4"), 4, ""),
     "no weights": (lambda p: p.weights.unlink(), 4, "no weights"),
     "weights of another name": (lambda p: p.weights.rename(p.model / "theirs.safetensors"), 4, "theirs.safetensors"),

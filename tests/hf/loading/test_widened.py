@@ -70,6 +70,39 @@ def of_4_bits(tensors: Tensors) -> tuple[Tensors, Tensors]:
     return held, meant
 
 
+def in_rows_of_8_bits(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """The same for products, each row with a scale, as compressed-tensors has them (`float-quantized`)."""
+    held, meant = {}, {}
+    for name, tensor in tensors.items():
+        held[name] = meant[name] = tensor.bfloat16()
+        if name.endswith("_proj.weight"):
+            scales = (tensor.float().abs().amax(1, keepdim=True) / 448).bfloat16()
+            numbers = (tensor.float() / scales.float()).clamp(-448, 448).to(torch.float8_e4m3fn)
+            held |= {name: numbers, f"{name}_scale": scales}
+            meant[name] = (numbers.double() * scales.double()).bfloat16()
+    return held, meant
+
+
+def packed_in_groups_of_4_bits(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """The same with 8 numbers of 4 bits in one of 32, the first in the lowest bits and each 8 more than it is, and a
+    scale for each 16 of a row (`pack-quantized`)."""
+    held, meant = {}, {}
+    for name, tensor in tensors.items():
+        held[name] = meant[name] = tensor.bfloat16()
+        if name.endswith("_proj.weight"):
+            rows, columns = tensor.shape
+            groups = tensor.float().view(rows, -1, BLOCK)
+            scales = (groups.abs().amax(-1) / 7).bfloat16()
+            numbers = (groups / scales.float().unsqueeze(-1)).round().clamp(-8, 7).view(rows, columns)
+            shifted = ((numbers.long() + 8).view(rows, -1, 8) << (4 * torch.arange(8))).sum(-1)
+            del held[name]
+            held[f"{name}_packed"] = (shifted - (shifted >> 31 << 32)).to(torch.int32)
+            held |= {f"{name}_scale": scales, f"{name}_shape": torch.tensor([rows, columns])}
+            meant[name] = (numbers.view(rows, -1, BLOCK).double() * scales.double().unsqueeze(-1)).view_as(tensor)
+            meant[name] = meant[name].bfloat16()
+    return held, meant
+
+
 def loads_what_is_meant(folder: Path, meant: Tensors) -> None:
     model = load_model(ModelConfig(path=str(folder), dtype="bfloat16"), "cpu", compiles=False).model
     loaded = model.state_dict()
@@ -100,6 +133,52 @@ def test_numbers_of_4_bits_are_widened(tiny_model: Path, tmp_path: Path) -> None
     how = {"quant_method": "mxfp4", "modules_to_not_convert": kept}
     rewritten(tmp_path / "wide", tmp_path / "mxfp4", held, how)
     loads_what_is_meant(tmp_path / "mxfp4", meant)
+
+
+NUMBERS = {"symmetric": True, "dynamic": False}
+COMPRESSED = {  # how numbers are stored, what the format is called, and what config.json says of them
+    "rows of 8 bits": (
+        in_rows_of_8_bits,
+        "float-quantized",
+        {
+            "weights": NUMBERS | {"num_bits": 8, "type": "float", "strategy": "channel"},
+            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        },
+    ),
+    "groups of 4 bits": (
+        packed_in_groups_of_4_bits,
+        "pack-quantized",
+        {"weights": NUMBERS | {"num_bits": 4, "type": "int", "strategy": "group", "group_size": BLOCK}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_compressed_tensors_are_widened(kind: str, tiny_model: Path, tmp_path: Path) -> None:
+    store, name, group = COMPRESSED[kind]
+    held, meant = store(load_file(tiny_model / "model.safetensors"))
+    groups = {"group_0": {"targets": ["Linear"], "format": name} | group}
+    how = {"quant_method": "compressed-tensors", "format": name, "config_groups": groups, "ignore": ["lm_head"]}
+    rewritten(tiny_model, tmp_path / "few", held, how | {"quantization_status": "compressed"})
+    loads_what_is_meant(tmp_path / "few", meant)
+
+
+def test_experts_in_blocks_of_8_bits_are_widened(tiny_model: Path, tmp_path: Path) -> None:
+    """Each has a scale of its own in the files, and all of a layer are one tensor in memory."""
+    config = random_config("qwen3_moe", moe_intermediate_size=32, vocab_size=320)
+    AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(tmp_path / "wide")
+    for file in tiny_model.glob("*token*"):
+        shutil.copy(file, tmp_path / "wide")
+    held, meant = in_blocks_of_8_bits(load_file(tmp_path / "wide" / "model.safetensors"))
+    how = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [BLOCK, BLOCK]}
+    rewritten(tmp_path / "wide", tmp_path / "fp8", held, how)
+    save_file(meant, tmp_path / "wide" / "model.safetensors", metadata={"format": "pt"})
+    few, wide = (
+        load_model(ModelConfig(path=str(tmp_path / name), dtype="bfloat16"), "cpu", compiles=False).model.state_dict()
+        for name in ("fp8", "wide")
+    )
+    assert few.keys() == wide.keys()
+    assert all(torch.equal(few[name], wide[name]) for name in few)
 
 
 def test_scales_of_inputs_are_left_out(of_8_bits: tuple[Path, Tensors], tmp_path: Path) -> None:

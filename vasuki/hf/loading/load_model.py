@@ -9,6 +9,7 @@ attention, for the padded backend, which has a probe too.
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import transformers
 from transformers import AutoConfig, GenerationConfig
-from transformers.quantizers.auto import get_hf_quantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, get_hf_quantizer
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
@@ -60,9 +61,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 AskedBackend = Literal["auto", "ragged", "padded"]
 
-# Weights of 8 and 4 bits that are widened as they are loaded: by kernels of their own, which transformers fetches from
-# the hub, layers would be other modules, which nothing here joins, records or compiles.
-_WIDENED = ("fp8", "mxfp4")
 _ACCOUNTED: dict[str, Any] = {"output_loading_info": True, "ignore_mismatched_sizes": True}
 
 
@@ -200,7 +198,7 @@ class _Loading:
             config = AutoConfig.from_pretrained(path, **options)
         except Exception as error:
             raise ModelError(f"cannot read model {path}: {first_line(error)}") from None
-        if quantization_of(config) in _WIDENED:
+        if _is_widened(config):
             config.quantization_config["dequantize"] = True
         refuse_broken_defaults(description_folder(model) / "generation_config.json")
         return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored, task)
@@ -296,7 +294,7 @@ class _Loading:
         self._made_by(get_hf_quantizer, config, None, None, True, {})  # refuses packages and devices that are not there
         if not self.stored:
             return
-        if quantization_of(self.config) in _WIDENED:
+        if _is_widened(self.config):
             if not any("scale" in name for name in self.stored):
                 of_8_bits = {name for name, tensor in self.stored.items() if tensor.dtype.startswith("F8")}
                 refuse_unscaled(self.path, of_8_bits, self.stored)
@@ -320,7 +318,7 @@ class _Loading:
         """The model in host memory, see `_made_by`."""
         options |= {"dtype": dtype, "use_safetensors": None if self.model.allow_pickle else True}
         options |= without_pooler(self.config) if self.encodes and self.task == "embed" else {}
-        options |= {"config": copy.deepcopy(self.config)} if quantization_of(self.config) in _WIDENED else {}
+        options |= {"config": copy.deepcopy(self.config)} if _is_widened(self.config) else {}
         loaded = self._made_by(self._class.from_pretrained, self.path, **_ACCOUNTED, **options, **self.options)
         refuse_unaccounted(self.path, loaded[0], loaded[1], self.stored)
         model = loaded[0].eval()
@@ -344,6 +342,13 @@ class _Loading:
         weight_bytes = sum(p.numel() * p.element_size() for p in loaded.parameters())
         waits = self.stays_on_host is not None and self.stays_on_host(weight_bytes, self.device)
         return loaded if waits else loaded.to(self.device)
+
+
+def _is_widened(config: Any) -> bool:
+    """Whether weights of few bits are widened as they are loaded, as transformers can with some. Their own layers, with
+    kernels from the hub, are others than those which are joined, recorded and compiled here."""
+    how = AUTO_QUANTIZATION_CONFIG_MAPPING.get(quantization_of(config))
+    return how is not None and "dequantize" in inspect.signature(how.__init__).parameters
 
 
 def install_experts(model: Any, device: torch.device) -> None:
