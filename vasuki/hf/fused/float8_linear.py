@@ -20,6 +20,7 @@ from vasuki.hf.fused.by_torch import JoinedMLP, OffsetNorm, SmallKernels, fused
 from vasuki.hf.kernels.float8 import rounded_rows
 
 _MULTIPLE = 16  # what both sides of a product are wide, as kernels want it
+_ROWS_AT_ONCE = 2048  # of weights
 _TRIED_ROWS = (1, 300)  # kernels differ by the number of rows
 _ADA, _SINCE_ON_ADA = (8, 9), (2, 12)  # before, its kernel did not wait for its stream (pytorch issue 177651)
 
@@ -35,7 +36,9 @@ class Float8Linear(torch.nn.Module):
     def __init__(self, linear: torch.nn.Linear, kernels: SmallKernels | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight, scales = rounded_rows(linear.weight)
+        # Some rows at a time, in float32 meanwhile: all of them would take several times the layer.
+        parts = map(rounded_rows, torch.split(linear.weight, _ROWS_AT_ONCE))
+        weight, scales = map(torch.cat, zip(*parts, strict=True))
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.scales: torch.Tensor
         self.register_buffer("scales", scales.view(1, -1))
