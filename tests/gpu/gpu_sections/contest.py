@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from gpu_sections.setting import WORKLOADS, Finding, Record, Setting, caught, digits, fitting, run_planned
+from gpu_sections.setting import IN_8_BITS, WORKLOADS, Finding, Record, Setting, caught, digits, fitting, run_planned
 from vasuki.engine.sequence import Request
+from vasuki.hf.fused.float8_linear import refuse_untried
 
 _PAD = 2
 _PROBE_ROWS = 256  # warm up, and tell how many rows and rounds there is time for
@@ -39,8 +40,14 @@ def contest(setting: Setting, share_s: float, name: str) -> Finding:
     workloads = WORKLOADS[-1:] if setting.toy else WORKLOADS
     for workload in workloads:
         _compare(setting, ways, name, workload, share_s / len(workloads), finding)
+    alone_s = _ALONE_SHARE * share_s / (len(workloads) + 1)
     for workload in workloads if "vasuki" in ways else ():
-        _alone(setting, name, workload, _ALONE_SHARE * share_s / len(workloads), finding)
+        _alone(setting, name, workload, alone_s, finding)
+    try:
+        refuse_untried(setting.device)
+        _alone(setting, name + IN_8_BITS, workloads[-1], alone_s, finding)
+    except Exception as error:
+        finding.notes.append(f"not in 8 bits: {caught(error)}")
     finding.notes.append(
         "rows are the same for all ways, as many as time allowed; batches of the padded ways are as large as memory "
         "allows; times include planning and setting up memory; ratio is vasuki's output tokens a second over theirs, "

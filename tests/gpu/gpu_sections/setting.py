@@ -23,6 +23,7 @@ from vasuki.engine.sequence import Request, SamplingParams, Sequence
 from vasuki.hf.attention import ragged_attention
 from vasuki.hf.device.device import available_bytes, describe, total_bytes
 from vasuki.hf.fused.by_torch import fuse_modules
+from vasuki.hf.fused.float8_linear import round_products
 from vasuki.hf.loading.loaded_model import LoadedModel
 from vasuki.hf.loading.prepare import prepare
 from vasuki.hf.loading.tokenizer import Tokenizer
@@ -44,6 +45,7 @@ from vasuki.planner.plan import Plan
 from vasuki.runs.workload import lengths_of
 
 Record = dict[str, Any]
+IN_8_BITS = " in 8 bits"  # behind the name of a model whose products, keys and values are to have them
 MEASURED = "this-machine.yaml"
 
 _TOY_CONFIG = dict(
@@ -150,6 +152,7 @@ class Setting:
 
     def tree(self, name: str) -> Record:
         """What a model's `config.json` says."""
+        name = name.removesuffix(IN_8_BITS)
         return dict(_TOY_CONFIG if name == "toy" else NAMED_CONFIGS[name])
 
     def config(self, name: str) -> Any:
@@ -159,12 +162,16 @@ class Setting:
 
     def shape(self, name: str) -> ModelShape:
         """What the planner and the cost model know of a model."""
-        return shape_from_config(self.tree(name), name).with_dtype(str(self.dtype).removeprefix("torch."))
+        shape = shape_from_config(self.tree(name), name).with_dtype(str(self.dtype).removeprefix("torch."))
+        if not name.endswith(IN_8_BITS):
+            return shape
+        return shape.with_dtype(shape.dtype, "float8", "float8" if self.on_gpu else "none")  # no CPU has such rates
 
     def model(self, name: str) -> Any:
         """A model with random weights, built on the device. Only the last one is kept."""
+        name = name.removesuffix(IN_8_BITS)
         if self._plain is None or self._plain[0] != name:
-            if self._fused is not None and self._fused[0] != name:
+            if self._fused is not None and self._fused[0].removesuffix(IN_8_BITS) != name:
                 self._fused = None
             self._plain = None
             self.free()
@@ -178,8 +185,13 @@ class Setting:
     def loaded(self, name: str) -> LoadedModel:
         """The same, ready for the engine. Matrices that are joined for it are there twice, as long as both are kept."""
         if self._fused is None or self._fused[0] != name:
-            self._fused = (name, fused_twin(self.model(name)))
-        return prepare(self._fused[1], cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name)
+            self._fused = (name, twin := fused_twin(self.model(name)))
+            if name.endswith(IN_8_BITS):
+                self._plain = None
+                kernels = small_kernels(self.device) if self.on_gpu else None
+                round_products(twin, self.shape(name).num_layers, kernels)
+        kv_dtype = self.shape(name).kv_dtype or "auto"
+        return prepare(self._fused[1], cast(Tokenizer, NoText()), GenerationConfig(eos_token_id=0), name, kv_dtype)
 
     def loaded_alone(self, name: str) -> LoadedModel:
         """The same with nothing else on the device, as in a run."""
