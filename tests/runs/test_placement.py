@@ -33,6 +33,7 @@ from vasuki.machines.profile_files import find_profile
 from vasuki.machines.profile_writing import write_profile
 from vasuki.models.named import named_shape
 from vasuki.planner.lengths import Lengths
+from vasuki.report.plan_table import plan_table
 from vasuki.runs.placement import job_of_replica, placed_here, placed_on
 
 CPU = torch.device("cpu")
@@ -264,6 +265,21 @@ def test_products_of_8_bits_are_planned_for() -> None:
         times = [CostModel(each.shape, h100) for each in (wide, narrow)]
         before_s, after_s = (cost.step_time_s(cost.work(*work)) for cost in times)
         assert least * before_s < after_s < most * before_s
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, ""),
+        ({"model": {"shape": "mistral-7b", "quantization": "float8"}}, "8 bits: products are rounded to them"),
+        ({"kv": {"dtype": "float8"}}, "8 bits: keys and values are rounded to them"),
+    ],
+)
+def test_a_plan_says_what_is_rounded(changed: dict[str, Any], said: str) -> None:
+    lengths = Lengths(np.full(4, 100), np.full(4, 20))
+    plan = placed_on(job_of(**changed), named_shape("mistral-7b"), find_profile("h100")).plan(lengths)
+    assert said in plan_table([plan], 200)
+    assert ("8 bits" in plan_table([plan], 200)) == bool(said)
 
 
 def test_a_run_refuses_products_of_8_bits_before_it_loads(tmp_path: Path, tiny_model: Path) -> None:

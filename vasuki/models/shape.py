@@ -133,6 +133,12 @@ class ModelShape:
         return DTYPE_BYTES[self.kv_dtype or self.dtype]
 
     @property
+    def in_8_bits(self) -> str:
+        """What a job has rounded to 8 bits; empty for nothing."""
+        kinds = {"products": self.product_dtype, "keys and values": self.kv_dtype}
+        return ", ".join(what for what, dtype in kinds.items() if dtype == "float8")
+
+    @property
     def product_dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.product_dtype or self.dtype]
 

@@ -169,6 +169,7 @@ def make_plan(
             candidate.cost, problem.work, settings.kv_tokens, limits.chunk_tokens, limits.max_num_seqs
         ),
         backend=shape.backend,
+        in_8_bits=shape.in_8_bits,
         padding=_padding(problem, chosen),
         host_bytes=kv_on_host + host_weight_bytes(shape, layout),
         plan_s=time.perf_counter() - started_s,

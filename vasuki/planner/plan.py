@@ -64,6 +64,7 @@ class Plan:
     price_date: str = ""  # month of the price that the profile knows; empty where it was given
     prompt_share: float = 0.0  # of the makespan, see `price_split`
     backend: Backend = "ragged"
+    in_8_bits: str = ""  # what is rounded to them; empty for nothing
     padding: float = 0.0  # share of the makespan that packed steps would save, of a model that knows none
     host_bytes: int = 0  # of host memory, for KV and weights
 

@@ -225,6 +225,8 @@ def _notes(plan: Plan) -> Iterable[str]:
         why = "rows are filled up to rectangles" if plan.backend == "padded" else "rows share no step"
         yield f"backend: {BACKENDS[plan.backend]}; {why}, where packed steps would save {percent_text(plan.padding)}"
         yield "backend: a row may get other last bits with other rows beside it"
+    if plan.in_8_bits:
+        yield f"8 bits: {plan.in_8_bits} are rounded to them, so answers are others than with 16"
     yield f"steps: {plan.mixing}"
     if plan.layout.num_streams > 1:
         yield "steps, rows and KV memory are for one micro-batch, of which every stage of a replica has one"
