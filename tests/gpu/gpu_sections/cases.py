@@ -178,7 +178,7 @@ def _of_8_bits(setting: Setting, finding: Finding) -> Record:
 def _products_of_8_bits(setting: Setting, finding: Finding) -> Record:
     """The card multiplies them as a CPU does, and what is likely hardly changes."""
     refuse_untried(setting.device)
-    model = copy.deepcopy(tiny_models().random_model("llama")).bfloat16()
+    model = tiny_models().random_model.__wrapped__("llama").bfloat16()
     model.set_attn_implementation(ragged_attention.NAME)
     layers = model.config.num_hidden_layers
     exact, here = likelihoods(model), copy.deepcopy(model).to(setting.device)

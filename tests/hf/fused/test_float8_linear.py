@@ -135,7 +135,7 @@ def test_a_torch_that_hangs_on_ada_is_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def _bfloat16(name: str) -> Any:
-    model = copy.deepcopy(random_model(name)).bfloat16()
+    model = random_model.__wrapped__(name).bfloat16()
     fuse_modules(model)
     return model
 
@@ -148,7 +148,7 @@ def test_a_model_says_what_8_bits_change(caplog: pytest.LogCaptureFixture) -> No
 
 def test_a_model_that_8_bits_change_too_much_is_refused() -> None:
     """One number of an MLP is so large that nothing is left of the others, though what it gives is small."""
-    model = copy.deepcopy(random_model("llama")).bfloat16()
+    model = random_model.__wrapped__("llama").bfloat16()
     for layer in model.model.layers:
         layer.mlp.up_proj.weight.data *= 40
         layer.mlp.up_proj.weight.data[0] *= 1e5
