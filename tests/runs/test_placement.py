@@ -279,6 +279,7 @@ def test_a_plan_says_what_is_rounded(changed: dict[str, Any], said: str) -> None
     lengths = Lengths(np.full(4, 100), np.full(4, 20))
     plan = placed_on(job_of(**changed), named_shape("mistral-7b"), find_profile("h100")).plan(lengths)
     assert said in plan_table([plan], 200)
+    assert plan.error == (0.25 if said else 0.18)
     assert ("8 bits" in plan_table([plan], 200)) == bool(said)
 
 

@@ -163,7 +163,7 @@ def make_plan(
         outputs_at_most=not job.known and bool((job.output_tokens >= job.limits).all()),
         misfits=len(lengths) - len(job),
         misfit=misfit,
-        error=known_error(profile),
+        error=known_error(profile, bool(shape.in_8_bits)),
         price_date=price_date,
         prompt_share=price_split(
             candidate.cost, problem.work, settings.kv_tokens, limits.chunk_tokens, limits.max_num_seqs
