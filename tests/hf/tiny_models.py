@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -307,8 +308,8 @@ def reference(
     model = random_model(name)
     if products is not None:
         model = copy.deepcopy(model)
-        for module in model.model.layers.modules():
-            if type(module) is torch.nn.Linear:
+        for where, module in model.model.layers.named_modules():
+            if type(module) is torch.nn.Linear and re.search("attn|mlp", where):
                 module.__class__ = products
     model.set_attn_implementation("eager")
     rows = []

@@ -64,7 +64,7 @@ def test_each_row_is_rounded_by_its_own_largest_number() -> None:
     assert off[3].median() > ROUNDING
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma2", "phi3", "ministral3"])
 def test_greedy_equals_generate_with_products_that_round(name: str) -> None:
     loaded = load(name)
     model = copy.deepcopy(loaded.model)  # the tests share the original
@@ -144,6 +144,19 @@ def test_a_model_says_what_8_bits_change(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO):
         quantize(_bfloat16("llama"), "llama", None, CPU)
     assert "llama: products of 8 bits change the next token's probabilities by 0.0" in caplog.text
+
+
+def test_a_layer_that_looks_at_the_type_of_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _bfloat16("ministral3")
+    attention = type(model.model.layers[0].self_attn)
+    own = attention.forward
+
+    def forward(self: Any, hidden_states: torch.Tensor, *others: Any, **named: Any) -> Any:
+        return own(self, hidden_states.to(self.q_proj.weight.dtype), *others, **named)
+
+    monkeypatch.setattr(attention, "forward", forward)
+    with pytest.raises(ModelError, match=r"^ministral3: model.quantization: float8: .*[Ff]loat8.*; leave it out$"):
+        quantize(model, "ministral3", None, CPU)
 
 
 def test_a_model_that_8_bits_change_too_much_is_refused() -> None:

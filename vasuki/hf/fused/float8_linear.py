@@ -15,6 +15,7 @@ from importlib import metadata
 
 import torch
 
+from vasuki.hf.attention.probe import observe
 from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, OffsetNorm, SmallKernels, fused
@@ -58,14 +59,13 @@ class Float8Linear(torch.nn.Module):
 
 @torch.inference_mode()
 def round_products(model: torch.nn.Module, num_layers: int, kernels: SmallKernels | None = None) -> None:
-    """Let a model's joined attention layers and MLPs multiply numbers of 8 bits.
+    """Let a model's attention layers and joined MLPs multiply numbers of 8 bits.
 
-    Raises Unsupported where it has others beside them, or they are not as wide as kernels want.
+    Raises Unsupported where it has other MLPs, or they are not as wide as kernels want.
     """
-    joined = [part for part in model.modules() if isinstance(part, (FusedAttention, JoinedMLP))]
-    if lacks := fused(model).lacks(num_layers):
+    if lacks := fused(model)._replace(attentions=num_layers).lacks(num_layers):
         raise Unsupported(f"{lacks} cannot be joined")
-    for part in joined:
+    for part in [*observe(model), *(each for each in model.modules() if isinstance(each, JoinedMLP))]:
         for name, layer in list(part.named_children()):
             if type(layer) is torch.nn.Linear:
                 if any(width % _MULTIPLE for width in layer.weight.shape):

@@ -13,6 +13,7 @@ from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.fused.attention import store_as_they_project
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.fused.float8_linear import refuse_untried, round_products, use_kernels
+from vasuki.hf.loading.defaults import first_line
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ def quantize(model: Any, name: str, kernels: SmallKernels | None, device: torch.
         before = likelihoods(model)
         round_products(model, model.config.get_text_config().num_hidden_layers, kernels)
         after = likelihoods(model)
-    except Unsupported as error:
-        raise ModelError(f"{name}: model.quantization: float8: {error}; leave it out") from None
+    except (Unsupported, RuntimeError, ValueError, TypeError) as error:  # of a layer that looks at its weights' type
+        raise ModelError(f"{name}: model.quantization: float8: {first_line(error)}; leave it out") from error
     nats = _nats(before, after)
     if not nats <= _MOST_NATS:  # nor no number
         raise ModelError(

@@ -19,7 +19,7 @@ KERNELS_PER_STEP = 6
 # are joined (`models.launches`), and this where they are not; outside the layers, the step's inputs come on top.
 LAUNCHED_UNJOINED = 45
 LAUNCHED_PER_STEP = 18
-ROUNDED_PER_LAYER = 4  # what products of a type of their own take is rounded: qkv, o, up, down
+ROUNDED_PER_LAYER = 4  # what products of a type of their own take is rounded: qkv, o, up, down, where they are joined
 
 # Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, up to any plan's; and
 # tokens of steps with prompts. Up to the least a step waits for memory anyway, and beyond it for the host that launches
