@@ -28,6 +28,7 @@ from vasuki.hf.device.device import total_bytes
 from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.fused.float8_linear import refuse_untried, round_products
 from vasuki.hf.kernels.varlen import PAGE_TOKENS
+from vasuki.hf.loading.quantized import nats_apart
 from vasuki.hf.loading.triton_kernels import drawing_kernel, small_kernels
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.hf.sampler import sample
@@ -187,7 +188,7 @@ def _products_of_8_bits(setting: Setting, finding: Finding) -> Record:
         fuse_modules(each, own)
         round_products(each, layers, own)
     plain, ours = likelihoods(model), likelihoods(here).cpu()
-    nats, apart = (float((one.exp() * (one - ours)).sum(-1).mean()) for one in (exact, plain))
+    nats, apart = (nats_apart(one, ours) for one in (exact, plain))
     if not (apart < 1e-3 and nats < 0.1) or (setting.on_gpu and kernels is None):
         finding.failures.append(f"products of 8 bits: {apart:.2g} nats from a CPU's, {nats:.2g} from exact ones")
     return {"nats": float(f"{nats:.2g}"), "nats from a CPU's": float(f"{apart:.2g}")}

@@ -10,6 +10,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from vasuki.base.config import ModelConfig
+from vasuki.base.errors import ModelError
 from vasuki.hf.fused.by_torch import SmallKernels
 from vasuki.hf.kernels import paged_attention
 from vasuki.hf.loading import load_model as loading
@@ -46,6 +47,13 @@ def test_a_model_that_waits_gets_no_kernels_of_the_host(
     assert (loaded.device, loaded.kernel, asked) == (CUDA, on_device, [CUDA])
     assert not loaded.is_on_device
     assert not caplog.messages
+
+
+@pytest.mark.parametrize(("backend", "reason"), [("auto", "joined layers on a GPU"), ("padded", "packed attention")])
+def test_what_does_not_round_products_refuses_to(tiny_model: Path, backend: Any, reason: str) -> None:
+    model = ModelConfig(path=str(tiny_model), quantization="float8")
+    with pytest.raises(ModelError, match=f"model.quantization: float8 is for {reason}"):
+        loading.load_model(model, "cpu", backend=backend)
 
 
 def test_a_model_that_fits_in_8_bits_moves_to_its_device(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ its own row exactness, and no other. Sums are as exact as the card's: on Hopper 
 
 from __future__ import annotations
 
-from importlib import metadata
-
 import torch
 
 from vasuki.hf.attention.probe import observe
@@ -20,6 +18,7 @@ from vasuki.hf.attention.ragged_attention import Unsupported
 from vasuki.hf.fused.attention import FusedAttention
 from vasuki.hf.fused.by_torch import JoinedMLP, OffsetNorm, SmallKernels, fused
 from vasuki.hf.kernels.float8 import rounded_rows
+from vasuki.machines.here.gpu import torch_version
 
 _MULTIPLE = 16  # what both sides of a product are wide, as kernels want it
 _ROWS_AT_ONCE = 2048  # of weights
@@ -85,8 +84,8 @@ def use_kernels(model: torch.nn.Module, kernels: SmallKernels | None) -> None:
 
 def refuse_untried(device: torch.device) -> None:
     """Multiply a few numbers of 8 bits. Raises Unsupported where the card or this torch cannot, or has it wrong."""
-    version = tuple(map(int, metadata.version("torch").split(".")[:2]))
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) == _ADA and version < _SINCE_ON_ADA:
+    on_ada = device.type == "cuda" and torch.cuda.get_device_capability(device) == _ADA
+    if on_ada and torch_version() < _SINCE_ON_ADA:
         raise Unsupported(f"torch {torch.__version__} may hang with them on this card; 2.12 and later do not")
     layer = torch.nn.Linear(64, 32, device=device, dtype=torch.bfloat16)
     for count in _TRIED_ROWS:

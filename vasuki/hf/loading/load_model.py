@@ -207,6 +207,8 @@ class _Loading:
         """The model for the ragged backend. Raises Refused if that does not serve it."""
         path, device = self.path, self.device
         refuse_config(path, self.config.get_text_config())
+        if self.model.quantization != "none" and not (self.compiles and device.type == "cuda"):
+            raise ModelError(f"{path}: model.quantization: {self.model.quantization} is for joined layers on a GPU")
         uses_kernels = self.compiles and device.type == "cpu"
         kernels, compile_s = timed(load_cpu_kernels) if uses_kernels else (None, 0.0)
         tokenizer = Tokenizer(path, **self.options)
@@ -257,6 +259,8 @@ class _Loading:
 
     def padded(self) -> LoadedModel:
         """The model for the padded backend, with its own attention. Raises Refused if that does not serve it."""
+        if self.model.quantization != "none":
+            raise Refused(f"{self.path}: model.quantization: {self.model.quantization} is for packed attention")
         tokenizer = Tokenizer(self.path, **self.options)
         loaded = self._on_device(self._weights(self._dtype(None)))
         ready = prepare_padded(loaded, tokenizer, generation_of(loaded), self.path, self.kv_dtype)

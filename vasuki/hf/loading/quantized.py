@@ -40,7 +40,7 @@ def quantize(model: Any, name: str, kernels: SmallKernels | None, device: torch.
         after = likelihoods(model)
     except (Unsupported, RuntimeError, ValueError, TypeError) as error:  # of a layer that looks at its weights' type
         raise ModelError(f"{name}: model.quantization: float8: {first_line(error)}; leave it out") from error
-    nats = _nats(before, after)
+    nats = nats_apart(before, after)
     if not nats <= _MOST_NATS:  # nor no number
         raise ModelError(
             f"{name}: model.quantization: float8 changes the next token's probabilities by {nats:.2g} nats, which is "
@@ -54,11 +54,11 @@ def on_its_device(model: Any, name: str, kernels: SmallKernels | None) -> None:
     warning where it would say something else with them."""
     expected = likelihoods(model)
     use_kernels(model, kernels)
-    if not (_nats(expected, likelihoods(model)) <= _MOST_APART and store_as_they_project(model)):
+    if not (nats_apart(expected, likelihoods(model)) <= _MOST_APART and store_as_they_project(model)):
         log.warning("%s: torch's operators compute its layers, since Triton's kernels answer otherwise", name)
         use_kernels(model, None)
 
 
-def _nats(expected: torch.Tensor, answers: torch.Tensor) -> float:
+def nats_apart(expected: torch.Tensor, answers: torch.Tensor) -> float:
     """Kullback and Leibler's divergence, mean of some tokens."""
     return float((expected.exp() * (expected - answers)).sum(-1).mean())

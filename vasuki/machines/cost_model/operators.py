@@ -35,7 +35,7 @@ class OperatorModel:
     def matmul(self, tokens: float, k: int, n: int, copies: int = 1) -> OperatorCost:
         """`copies` products `[tokens / copies, k] x [k, n]` with different weights, as one kernel."""
         alone = self._rooflines.matmul(tokens, k, n, copies)
-        return self._corrected(alone, self._ratios.matmul.get((k, n)) or self._ratios.any_matmul, tokens / copies)
+        return self._corrected(alone, self._matmul_ratio(k, n), tokens / copies)
 
     def product(self, tokens: float, k: int, n: int) -> OperatorCost:
         """One of a layer's products. Where it has a type of its own, a kernel rounds what it takes."""
@@ -44,7 +44,7 @@ class OperatorModel:
         alone = self._rooflines.product(tokens, k, n)
         bytes_per_token = k * (self._rooflines.dtype_bytes + self._rooflines.product_dtype_bytes)
         rounding = self.elementwise("activation", tokens, bytes_per_token)
-        return rounding + self._corrected(alone, self._ratios.matmul.get((k, n)) or self._ratios.any_matmul, tokens)
+        return rounding + self._corrected(alone, self._matmul_ratio(k, n), tokens)
 
     def expert_matmul(self, tokens: float, k: int, n: int, used: float) -> OperatorCost:
         """Price a matmul of experts, `used` of them on average."""
@@ -80,6 +80,9 @@ class OperatorModel:
     def ratio(self, curve: RatioCurve | None, size: float) -> float:
         """What was measured over what rooflines say; 1 where nothing was."""
         return curve(size) if curve else 1.0
+
+    def _matmul_ratio(self, k: int, n: int) -> RatioCurve | None:
+        return self._ratios.matmul.get((k, n)) or self._ratios.any_matmul
 
     def _corrected(self, alone: OperatorCost, curve: RatioCurve | None, size: float) -> OperatorCost:
         return alone.slowed(self.ratio(curve, size)) if curve else alone

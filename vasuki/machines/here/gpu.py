@@ -192,11 +192,15 @@ def hidden_gpu() -> str:
 
 def torch_pages() -> bool:
     """Whether the attention kernel of the torch that is installed walks block tables."""
+    return torch_version() >= _PAGING_TORCH
+
+
+def torch_version() -> tuple[int, ...]:
+    """The first two numbers of the torch that is installed; none where there is none."""
     try:
-        version = metadata.version("torch")
+        return tuple(map(int, metadata.version("torch").split(".")[:2]))
     except metadata.PackageNotFoundError:
-        return False
-    return tuple(map(int, version.split(".")[:2])) >= _PAGING_TORCH
+        return ()
 
 
 def _gpu_by_files() -> str:
