@@ -20,6 +20,7 @@ from vasuki.hf.fused.by_torch import fuse_modules
 from vasuki.hf.fused.float8_linear import Float8Linear, refuse_untried, round_products
 from vasuki.hf.kernels.float8 import LARGEST, rounded_rows
 from vasuki.hf.loading.quantized import quantize
+from vasuki.machines.here.gpu import torch_version
 from vasuki.models.config_json import shape_from_config
 
 CPU = torch.device("cpu")
@@ -46,6 +47,17 @@ def test_is_the_product_of_what_was_rounded(
     added = linear.bias.double() if bias else torch.zeros(n).double()
     expected, size = ((a @ b.T) * by * columns_by.T for a, b in ((left, right), (left.abs(), right.abs())))
     assert ((product[0] - expected - added).abs() <= 2 * torch.finfo(dtype).eps * (size + added.abs())).all()
+
+
+@pytest.mark.skipif(torch_version() < (2, 13), reason="torch's product on CPUs has no scales of rows")
+@pytest.mark.parametrize("bias", [False, True])
+def test_both_products_agree(bias: bool) -> None:
+    torch.manual_seed(1)
+    layer = Float8Linear(torch.nn.Linear(80, 48, bias, dtype=torch.bfloat16))
+    rows, scales = rounded_rows(torch.randn(17, 80))
+    with torch.inference_mode():
+        own, plain = (each(rows, scales, torch.bfloat16) for each in (layer.on_gpu, layer.in_float32))
+    torch.testing.assert_close(own, plain)
 
 
 def test_each_row_is_rounded_by_its_own_largest_number() -> None:
@@ -109,20 +121,20 @@ def test_odd_widths_are_refused() -> None:
 
 def test_what_a_card_cannot_multiply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_untried(CPU)
-    multiply = torch._scaled_mm
+    multiply = Float8Linear.in_float32
 
     def fails(*_: Any, **__: Any) -> torch.Tensor:
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling\n`cublasLtMatmulAlgoGetHeuristic`")
 
-    monkeypatch.setattr(torch, "_scaled_mm", fails)
+    monkeypatch.setattr(Float8Linear, "in_float32", fails)
     with pytest.raises(Unsupported, match=r"cannot here: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling$"):
         refuse_untried(CPU)
 
-    def of_many_rows_none(rows: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
-        product = multiply(rows, *others, **options)
+    def of_many_rows_none(layer: Float8Linear, rows: torch.Tensor, *others: Any) -> torch.Tensor:
+        product = multiply(layer, rows, *others)
         return product if len(rows) < 256 else torch.zeros_like(product)
 
-    monkeypatch.setattr(torch, "_scaled_mm", of_many_rows_none)
+    monkeypatch.setattr(Float8Linear, "in_float32", of_many_rows_none)
     with pytest.raises(Unsupported, match="multiplies them wrongly here"):
         refuse_untried(CPU)
 
