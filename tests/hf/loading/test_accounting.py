@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from tiny_models import random_model
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
+from vasuki.hf.loading.accounting import refuse_unscaled
 from vasuki.hf.loading.load_model import check_model, load_model
+from vasuki.models.weight_files import StoredTensor
 
 TOKENIZER = Path(__file__).resolve().parents[3] / "models" / "dates"
 Tensors = dict[str, torch.Tensor]
@@ -29,6 +32,25 @@ def saved(name: str, folder: Path) -> Path:
     for file in TOKENIZER.glob("token*"):
         shutil.copy(file, folder)
     return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["up.weight", "up.weight_scale_inv"], False),
+        (["up.weight", "up.weight_scale", "up.input_scale"], False),
+        (["experts.gate_up_proj", "experts.gate_up_proj_scale_inv"], False),
+        (["w1.weight", "w1.scale"], False),
+        (["up.weight", "down.weight", "down.weight_scale_inv"], True),
+        (["up.weight", "up.input_scale"], True),
+        (["up.weight", "up.activation_scale"], True),
+        (["attn.q.weight", "attn.k_scale"], True),
+    ],
+)
+def test_weights_of_8_bits_have_a_scale_beside_them(names: list[str], refused: bool) -> None:
+    stored = {name: StoredTensor("F32" if "scale" in name else "F8_E4M3", (16, 16)) for name in names}
+    with pytest.raises(ModelError, match=names[0]) if refused else nullcontext():
+        refuse_unscaled("here", stored)
 
 
 def spoil(folder: Path, change: Callable[[Tensors], Tensors], **config: Any) -> None:

@@ -155,6 +155,7 @@ COMPRESSED = {  # how numbers are stored, what the format is called, and what co
 
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_compressed_tensors_are_widened(kind: str, tiny_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
     store, name, group = COMPRESSED[kind]
     held, meant = store(load_file(tiny_model / "model.safetensors"))
     groups = {"group_0": {"targets": ["Linear"], "format": name} | group}

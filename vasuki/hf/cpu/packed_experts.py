@@ -14,6 +14,7 @@ import torch
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
 
 from vasuki.hf.cpu.packed_linear import DTYPES
+from vasuki.hf.kernels.experts import has_norm
 
 NAME = "vasuki_packed_experts"
 
@@ -35,7 +36,7 @@ def packed_experts(
         inner = module.up[expert](rows[here // top_k])
         inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
         answer = module.down[expert](inner)
-        answers[here] = module.post_expert_norm(answer) if module.has_post_expert_norm else answer
+        answers[here] = module.post_expert_norm(answer) if has_norm(module) else answer
     shared = answers.view(num_tokens, top_k, -1) * top_k_weights.float().unsqueeze(-1)
     total = shared[:, 0].clone()
     for index in range(1, top_k):  # in one order, however many tokens there are

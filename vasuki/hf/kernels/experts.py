@@ -21,7 +21,7 @@ def all_experts(
 ) -> torch.Tensor:
     """transformers' calling convention: rows `[tokens, hidden_size]`, and for each its experts and their shares
     `[tokens, top_k]`. Returns `[tokens, hidden_size]`."""
-    if len(hidden_states) > MOST_ROWS or not module.has_gate or module.has_post_expert_norm:
+    if len(hidden_states) > MOST_ROWS or not module.has_gate or has_norm(module):
         output: torch.Tensor = grouped_mm_experts_forward(module, hidden_states, top_k_index, top_k_weights)
         return output
     rows = hidden_states.expand(module.num_experts, *hidden_states.shape)
@@ -30,6 +30,11 @@ def all_experts(
     shares = top_k_weights.new_zeros(len(hidden_states), module.num_experts).scatter_(1, top_k_index, top_k_weights)
     shares = shares.t().unsqueeze(-1)
     return (answers * shares).masked_fill_(shares == 0, 0).sum(dim=0).to(hidden_states.dtype)
+
+
+def has_norm(experts: Any) -> bool:
+    """Whether a norm is behind each expert. Of older versions of transformers, none has."""
+    return getattr(experts, "has_post_expert_norm", False)
 
 
 def _product(module: Any, rows: torch.Tensor, name: str) -> torch.Tensor:

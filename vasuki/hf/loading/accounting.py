@@ -3,6 +3,7 @@ with, or belong to a part that no model here has.
 
     lacking        the model needs it: it would be drawn at random            refused
     other shape    the same                                                   refused
+    8 bits alone   its numbers mean nothing without a scale                   refused
     not read       inside a module that the model has, or one more layer      refused: the numbers mean something else
                    a part of its own: a head for scores, an encoder, MTP      let go, by name
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 
 from vasuki.base.errors import ModelError
-from vasuki.hf.kernels.float8 import FLOAT8
 from vasuki.models.files import IS_POINTER, POINTER, starts_with
 from vasuki.models.weight_files import StoredTensor
 
@@ -31,6 +31,7 @@ _NAMED = 3  # tensors that a line lists; of more it gives a pattern
 # Inside modules, and without effect here: causal masks and rotary angles that older files keep, and scales for a cache
 # of eight bits.
 _WITHOUT_EFFECT = re.compile(r"\b(attn|attention)\.(masked_)?bias$|rotary_emb\.|\.(k|v|kv|q|prob)_scale$")
+_SCALE = re.compile(r"(?<!input_)(?<!activation_)scale(s|_inv)?$")
 _WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DistributedDataParallel", "_fsdp_wrapped_module.": "FSDP"}
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "BOOL": torch.bool}
@@ -94,8 +95,6 @@ def refuse_unaccounted(path: str, model: Any, info: Mapping[str, Any], stored: M
     quantised = getattr(model, "hf_quantizer", None) is not None
     if not quantised and (method := quantization_of(model.config)):
         raise ModelError(f"model {path}: transformers does not know how to read weights that are quantised by {method}")
-    if not quantised:
-        refuse_unscaled(path, {name for name, tensor in wanted.items() if tensor.dtype is FLOAT8}, stored)
     if info["mismatched_keys"]:
         raise ModelError(f"model {path}: {_of_other_shapes(info['mismatched_keys'])}")
     unread = {name for name in info["unexpected_keys"] if not _WITHOUT_EFFECT.search(name)}
@@ -118,11 +117,20 @@ def refuse_unaccounted(path: str, model: Any, info: Mapping[str, Any], stored: M
         log.info("%s: nothing here reads %s, and it is left out", path, _listed(unread, in_files))
 
 
-def refuse_unscaled(path: str, unscaled: Set[str], stored: Mapping[str, StoredTensor]) -> None:
-    """Refuse weights of 8 bits that came without their scales. Raises ModelError."""
-    if unscaled:
+def refuse_unscaled(path: str, stored: Mapping[str, StoredTensor]) -> None:
+    """Refuse weights of 8 bits without a scale beside them, which transformers widens as if it were 1.
+
+    Raises ModelError.
+    """
+    scaled = {_module(name) for name in stored if _SCALE.search(name)}
+    of_8_bits = {name for name, tensor in stored.items() if tensor.dtype.startswith("F8") and not _SCALE.search(name)}
+    if unscaled := {name for name in of_8_bits if _module(name) not in scaled}:
         names = _listed(unscaled, {name: tensor.shape for name, tensor in stored.items()})
         raise ModelError(f"model {path}: its files hold {names} in 8 bits, and lack what they are to be multiplied by")
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def quantization_of(config: Any) -> str:

@@ -199,6 +199,7 @@ class _Loading:
         except Exception as error:
             raise ModelError(f"cannot read model {path}: {first_line(error)}") from None
         if _is_widened(config):
+            refuse_unscaled(path, stored)
             config.quantization_config["dequantize"] = True
         refuse_broken_defaults(description_folder(model) / "generation_config.json")
         return cls(model, path, options, device, config, stays_on_host, compiles, kv_dtype, stored, task)
@@ -299,9 +300,6 @@ class _Loading:
         if not self.stored:
             return
         if _is_widened(self.config):
-            if not any("scale" in name for name in self.stored):
-                of_8_bits = {name for name, tensor in self.stored.items() if tensor.dtype.startswith("F8")}
-                refuse_unscaled(self.path, of_8_bits, self.stored)
             log.info("%s: its tensors are accounted for when they are widened", self.path)
             return
         options |= without_pooler(config) if self.encodes and self.task == "embed" else {}
