@@ -119,11 +119,10 @@ test-airflow: $(SETUP) .venvs/airflow/.installed
 		apache-airflow-core apache-airflow-providers-standard
 	touch $@
 
-# Not RemBERT, whose rows transformers 5.17 lets nobody pad.
+# Not those that transformers 5.17 hinders: RemBERT, whose rows nobody may pad, and Phi 3 on a GPU, which its angles wait for.
 test-versions: $(SETUP) .venvs/lowest/.installed
-	.venvs/lowest/bin/python -m pytest -n 2 --dist worksteal -k 'not rembert' \
-		tests/hf/test_golden.py tests/hf/padded tests/io/formats tests/io/input tests/io/test_hub.py \
-		tests/scripts/test_gpu_check.py
+	.venvs/lowest/bin/python -m pytest -n 2 --dist worksteal -k 'not rembert and not (fake_cuda and phi3)' \
+		tests/hf tests/io/formats tests/io/input tests/io/test_hub.py tests/scripts/test_gpu_check.py
 	$(BIN)/python -m pytest -n 0 tests/docs/test_lowest_versions.py
 
 .venvs/lowest/.installed: pyproject.toml constraints-lowest.txt

@@ -48,7 +48,7 @@ _SLACK = 2.0  # our worst choice may lie this much further below the best logit 
 def golden(setting: Setting, share_s: float) -> Finding:
     """Tiny random models of many architectures: float32 must give the same tokens, bfloat16 must choose as well."""
     tiny = tiny_models()
-    names = ["llama", "gemma2", "qwen3_5"] if setting.toy else [*tiny.ARCHITECTURES, *tiny.RECURRENT]
+    names = ["llama", "gemma2", "qwen3_moe", "qwen3_5"] if setting.toy else [*tiny.ARCHITECTURES, *tiny.RECURRENT]
     finding = Finding()
     until_s = time.perf_counter() + share_s
     for name in names:

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     unset_fake_temporarily,
 )
+from versions import PAGES
 
 from vasuki.engine.batch import Batch, ScheduledChunk, StepResult
 from vasuki.engine.blocks import BlockTable
@@ -223,16 +224,19 @@ def test_a_tensor_on_the_host_is_found(fake: None) -> None:
         _steps(loaded)
 
 
+@PAGES
 def test_kernels_of_a_step_only_become_fewer(fake: None) -> None:
     assert {title: kernels.total for title, kernels in _steps(_model("llama")).items()} == MOST_KERNELS
 
 
+@PAGES
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_ours_take_the_place_of_several(name: str, ours: SmallKernels, fake: None) -> None:
     counts = _steps(_model(name, ours))
     assert (counts["decodes"].total, counts["mixed"].total) == MOST_BESIDE_OURS[name]
 
 
+@PAGES
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_cost_model_counts_what_a_step_launches(name: str, ours: SmallKernels, fake: None) -> None:
     """Kernels other than those that sample a token and fetch it."""
@@ -316,6 +320,7 @@ def test_a_recorded_step_is_brought_by_one_copy(title: str, ours: SmallKernels, 
         assert kernels.counts == Counter({"copy_": 1, "clamp.out": int(late)}) + Counter()
 
 
+@PAGES
 def test_without_ours_soft_caps_are_not_recorded(fake: None) -> None:
     """Attention by torch's operators depends on the lengths of contexts."""
     assert not can_record(_model("gemma2"), 256)
@@ -372,6 +377,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Recorded, "apart", lambda *arguments: 0.0)
 
 
+@PAGES
 @pytest.mark.parametrize(
     ("choice", "rows", "kernel"),
     [("auto", 2, "paged"), ("auto", 9, "paged"), ("packed", 2, "packed"), ("paged", 9, "paged")],
@@ -387,6 +393,7 @@ def test_decodes_are_attended_by_ours_and_prompts_by_the_packed_kernel(
     assert set(_attends_by(loaded, profile, _batches(rows)["mixed"], False)) == both
 
 
+@PAGES
 @pytest.mark.parametrize(("choice", "kernel"), [("auto", "paged"), ("packed", "packed")])
 def test_windows_of_recorded_decodes_read_each_key_once(
     choice: Any, kernel: str, ours: SmallKernels, recorder: None, fake: None

@@ -15,6 +15,7 @@ import pytest
 import torch
 from plain_varlen import paged_varlen, plain_varlen
 from tiny_models import RECURRENT, Rows, hopeful, load, prompts, reference, requests_of
+from versions import PAGES
 
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
@@ -116,7 +117,7 @@ def test_rows_that_carry_a_state_equal_generate(
     watched = Watched()
     rows, graphs = _run(name, watched, max_num_seqs, record_after=2, chunk_tokens=11, steps_ahead=steps_ahead)
     assert rows.outputs == reference(name)
-    assert graphs.replayed_steps > 4
+    assert graphs.replayed_steps >= 4
     assert {size.single for _, size in graphs._recorded} == {True}
     assert not caplog.messages
 
@@ -129,6 +130,7 @@ def test_rows_of_padding_that_have_a_state_are_few() -> None:
     assert len(sizes) < 60
 
 
+@PAGES
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours attends to what single tokens see, also in steps with prompts; torch's packed one to what prompts see."""

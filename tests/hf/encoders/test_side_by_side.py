@@ -44,6 +44,7 @@ def test_texts_are_as_each_alone(family: str) -> None:
         torch.testing.assert_close(found, alone, rtol=0, atol=2e-5)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # by transformers 5.17
 @pytest.mark.parametrize("family", NOT_SERVED)
 def test_others_keep_their_attention(family: str) -> None:
     model = made(family, NOT_SERVED[family])

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from jinja2 import TemplateError
-from packaging.version import Version
 from transformers import AutoTokenizer
+from versions import GUARDS_NAMES
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.conversations import Conversation, Ending
@@ -26,12 +25,6 @@ NOW = datetime(2026, 11, 25, 7, 30)
 TEXTS = ["the cat sat on a mat", "<x> far <s> away", ""]
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
 RENDERED = "<s>user: two dogs run</s>assistant: <x> fär away</s>"
-
-
-# Older ones let templates keep names that begin with an underscore.
-REFUSES_NAMES = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"), reason="by transformers' version"
-)
 
 
 def added_token(content: str, **more: Any) -> dict[str, Any]:
@@ -183,9 +176,9 @@ def test_a_last_message_that_the_template_drops_cannot_be_continued(model: Path)
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
         "{{ raise_exception.__globals__.sys }}",
-        pytest.param("{{ namespace(__class__=1) }}", marks=REFUSES_NAMES),
-        pytest.param("{{ namespace({'_x': 1}) }}", marks=REFUSES_NAMES),
-        pytest.param("{% set n = namespace() %}{% set n._x = 1 %}", marks=REFUSES_NAMES),
+        pytest.param("{{ namespace(__class__=1) }}", marks=GUARDS_NAMES),
+        pytest.param("{{ namespace({'_x': 1}) }}", marks=GUARDS_NAMES),
+        pytest.param("{% set n = namespace() %}{% set n._x = 1 %}", marks=GUARDS_NAMES),
         "{{ raise_exception('no') }}",
     ],
 )

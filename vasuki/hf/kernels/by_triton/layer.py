@@ -52,13 +52,14 @@ def turn_and_store(
         The queries, `[num_tokens, num_heads, head_dim]`.
     """
     tokens, all_heads, head_dim = heads.shape
+    cos, sin = cos.contiguous(), sin.contiguous()  # transformers 5.17 gives some transposed
     query = torch.empty((tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
     half, rest = rotated // 2, head_dim - rotated
     query_norm, key_norm, eps, offset = norms or (heads, heads, 0.0, 0.0)
     launch(
         _turn_and_store, (tokens,),
         heads, cos, sin, rows, indexable(cache), query, query_norm, key_norm, eps, offset, *factors(scales),
-        cos.stride(0), sin.stride(0), rows.stride(0),
+        rows.stride(0),
         HEADS=num_heads, KV_HEADS=(all_heads - num_heads) // 2, DIM=head_dim, HALF=half, REST=rest,
         OTHER_HALF=cos.shape[-1] - half, NORMS=norms is not None,
         HEADS_PADDED=triton.next_power_of_2(all_heads), HALF_PADDED=triton.next_power_of_2(half),
@@ -120,7 +121,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 @triton.jit(do_not_specialize=["values_after"])  # as many as there are tokens
 def _turn_and_store(
     heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset, key_factor, value_factor,
-    cos_token, sin_token, values_after,
+    values_after,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     OTHER_HALF: tl.constexpr, NORMS: tl.constexpr,
     HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr, REST_PADDED: tl.constexpr,
@@ -150,10 +151,11 @@ def _turn_and_store(
         second = _scaled(second, scale, query_norm + behind, key_norm + behind, offset, is_dim, is_query, is_key, heads)
         behind = 2 * HALF + rest
         same = _scaled(same, scale, query_norm + behind, key_norm + behind, offset, is_rest, is_query, is_key, heads)
-    cos_1 = tl.load(cos + token * cos_token + dim, mask=is_dim, other=0.0).to(tl.float32)
-    sin_1 = tl.load(sin + token * sin_token + dim, mask=is_dim, other=0.0).to(tl.float32)
-    cos_2 = tl.load(cos + token * cos_token + OTHER_HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
-    sin_2 = tl.load(sin + token * sin_token + OTHER_HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
+    angles = OTHER_HALF + HALF
+    cos_1 = tl.load(cos + token * angles + dim, mask=is_dim, other=0.0).to(tl.float32)
+    sin_1 = tl.load(sin + token * angles + dim, mask=is_dim, other=0.0).to(tl.float32)
+    cos_2 = tl.load(cos + token * angles + OTHER_HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
+    sin_2 = tl.load(sin + token * angles + OTHER_HALF + dim, mask=is_dim, other=0.0).to(tl.float32)
     turned_1 = tl.where(turns, first * cos_1 - second * sin_1, first)
     turned_2 = tl.where(turns, second * cos_2 + first * sin_2, second)
     tl.store(to_query + dim, turned_1.to(query.dtype.element_ty), mask=is_query & is_dim)

@@ -1,0 +1,14 @@
+"""Tests that hold with some versions of other packages only."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+from packaging.version import Version
+
+from vasuki.machines.here.gpu import torch_pages
+
+PAGES = pytest.mark.skipif(not torch_pages(), reason="this torch's packed attention walks no pages")
+GUARDS_NAMES = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="templates may keep names that begin with an underscore"
+)
