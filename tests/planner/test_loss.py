@@ -264,7 +264,7 @@ def test_a_bound_out_of_reach_is_missed_by_the_least(monkeypatch: pytest.MonkeyP
     safe = make_plan(lengths, LLAMA, A10, kv=kv, plan=PlanConfig(max_loss=0.5))
     assert (fast.offload.mode, safe.offload.mode) == ("stream", "none")
     assert 0.5 < safe.at_risk_s < fast.at_risk_s
-    assert "with stream a kill would lose more" in safe.offload.reason
+    assert "with stream a kill loses more" in safe.offload.reason
     assert "a kill loses more than plan.max_loss, 0.5 s" in " ".join(plan_table([safe]).split())
 
 

@@ -275,6 +275,19 @@ def test_as_many_weights_go_to_the_host_as_the_job_says() -> None:
         make_plan(lengths, LLAMA, find_profile("cpu"))
 
 
+def test_kv_streams_beside_weights_that_keep_the_link_busy() -> None:
+    """A step of several times as many rows takes little longer, though it lets a kill lose several times as much."""
+    lengths, large = Lengths(np.full(60, 900), np.full(60, 400)), named_shape("llama-3-70b")
+    plan, none = (
+        make_plan(lengths, large, A10, kv=KVConfig.model_validate({"host_memory": 400 * 2**30, "offload": offload}))
+        for offload in ("auto", "none")
+    )
+    assert plan.offload.mode == "stream"
+    assert plan.layout.host_layers > 70
+    assert plan.schedule_bound_s < plan.makespan_s < none.makespan_s / 2
+    assert plan.makespan_s == simulate_plan(plan, lengths, large, A10).result.makespan_s
+
+
 @pytest.mark.parametrize("mode", ["stream", "park"])
 def test_weights_and_kv_share_the_link(mode: str) -> None:
     lengths = lengths_of(200, 300, 600)

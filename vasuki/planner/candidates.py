@@ -200,7 +200,7 @@ def _candidates(problem: Problem) -> Iterator[Candidate]:
 def _steps(problem: Problem) -> Iterator[tuple[CostModel, int, int]]:
     """Places for the weights, and tokens of a step: when memory is tight, and usually."""
     for cost in problem.costs:
-        sizes = _chunk_sizes(problem)
+        sizes = chunk_sizes(problem)
         if problem.rows_arrive:
             sizes = [_at_full_speed(cost, sizes)]
         for short, chunk_tokens in zip([0, *sizes], sizes, strict=False):
@@ -252,7 +252,7 @@ def _mixings(problem: Problem) -> tuple[Mixing, ...]:
     return (problem.policy.mixing,)
 
 
-def _chunk_sizes(problem: Problem) -> list[int]:
+def chunk_sizes(problem: Problem) -> list[int]:
     """Whole tiles, or parts, so that decodes and the chunk together fill them."""
     if problem.engine.chunk_tokens != "auto":
         return [problem.engine.chunk_tokens]
@@ -339,7 +339,7 @@ def _layouts(problem: Problem) -> list[Layout]:
 def _has_room(problem: Problem, layout: Layout) -> bool:
     """Whether the shortest request fits together with the weights."""
     try:
-        num_blocks = problem.num_blocks(_chunk_sizes(problem)[0], 1, layout)
+        num_blocks = problem.num_blocks(chunk_sizes(problem)[0], 1, layout)
     except ModelError:
         return False
     return num_blocks * problem.block_tokens >= int(problem.lengths.peak_tokens.min())

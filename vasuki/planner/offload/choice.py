@@ -163,7 +163,7 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
             why = f"a kill loses {percent_text(1 - best.loss.mean_s / plain.loss.mean_s)} less"
             return because(best, replace(offload, reason=f"{offload.reason}; {why}, makespan {change(best)}"))
         risky = [each for each in options if each is not best and _risks_more(problem, each, plain)]
-        why_not += [f"with {each.candidate.settings.offload.mode} a kill would lose more" for each in risky]
+        why_not += [f"with {each.candidate.settings.offload.mode} a kill loses more" for each in risky]
         options = [each for each in options if not any(each is one for one in risky)]
     if options:
         fastest = min(options, key=makespan_s)

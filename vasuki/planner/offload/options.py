@@ -7,7 +7,7 @@ from dataclasses import replace
 from vasuki.engine.offload import OffloadPlan
 from vasuki.machines.memory_budget import host_weight_bytes
 from vasuki.planner.candidates import Candidate, Problem
-from vasuki.planner.prediction import NOISE, Prediction, makespan_s
+from vasuki.planner.prediction import NOISE, Prediction, preferred
 
 # Of plans that differ by less than noise, one that does not hang on a link as fast as its profile, and wastes no work.
 HIDDEN = 0.95  # share of the copy time that must pass behind compute
@@ -21,10 +21,12 @@ def because(prediction: Prediction, offload: OffloadPlan) -> Prediction:
 
 
 def best(problem: Problem, options: list[Prediction]) -> Prediction:
-    """Choose, among those about as fast as the fastest, one that hides its copies and computes little again. One that
-    loses too much by a kill is chosen only where all do."""
-    options = [option for option in options if not option.loses_too_much(problem)] or options
-    near = (1 + NOISE) * min(map(makespan_s, options))
+    """Choose, among those about as fast as the preferred one, one that hides its copies and computes little again, and
+    that loses too much by a kill only if the preferred one does."""
+    fastest = preferred(problem, options)
+    if not fastest.loses_too_much(problem):
+        options = [option for option in options if not option.loses_too_much(problem)]
+    near = (1 + NOISE) * fastest.makespan_s
 
     def merit(option: Prediction) -> tuple[bool, bool, float]:
         stats = option.result.stats

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from vasuki.base.errors import ModelError
@@ -14,7 +15,7 @@ from vasuki.base.units import longer_text
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.settings import MOST_SEQS, EngineSettings
 from vasuki.models.layout import spread_buffers
-from vasuki.planner.candidates import Candidate, Problem
+from vasuki.planner.candidates import Candidate, Problem, chunk_sizes, settings_of
 from vasuki.planner.loss import max_loss_s
 from vasuki.planner.offload.options import best, host_kv_bytes
 from vasuki.planner.offload.parking import parked, room_for_parked
@@ -23,7 +24,6 @@ from vasuki.planner.prediction import NOISE, Prediction, predict
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
 SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
 MOST_SIMULATED = 5  # with less and less KV, where a kill loses too much
-LINK_BUSY = 0.9  # share of a step that weights take on the link, from which on no KV is streamed as well
 STEADY_HIDDEN = 0.955  # share of copies to hide in a steady state, whose steps are more even than a job's
 
 
@@ -35,8 +35,8 @@ def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) ->
     options = [predict(problem, candidate) for candidate in candidates]
     while options[-1].loses_too_much(problem) and len(options) < MOST_SIMULATED:
         smaller = _losing_less(problem, options[-1])
-        if smaller is None:
-            break
+        if smaller is None or (smaller.settings.kv_tokens <= base.candidate.settings.kv_tokens and not asked):
+            break  # nothing would be gained by moving any
         options.append(predict(problem, smaller))
     if may_park:
         also_parked = [parked(problem, option) for option in options]
@@ -47,7 +47,7 @@ def streamed(problem: Problem, base: Prediction, asked: bool, may_park: bool) ->
 def most_streamed_tokens(problem: Problem, candidate: Candidate) -> int:
     """The most tokens that the device may have room for with streamed layers, or without where none can be."""
     most = candidate.settings.kv_tokens
-    if _why_not(problem, candidate, asked=problem.kv.offload == "stream"):
+    if _why_not(problem):
         return most
     depths = (_settings_with_depth(problem, candidate, depth) for depth in range(1, problem.shape.num_layers))
     return max([most, *(settings.kv_tokens for settings in depths if settings)])
@@ -74,21 +74,19 @@ def streamed_alike(
 
 def first_streamed(problem: Problem, resident: Candidate, layers: int) -> Iterator[Candidate]:
     """The candidate with this many layers streamed, in the blocks that arithmetic finds best."""
-    if _why_not(problem, resident, asked=False):
+    if _why_not(problem):
         return
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
     options = [_with_depth(problem, with_blocks(problem, resident, size), layers, saving=True) for size in sizes]
     yield from sorted((option for option in options if option), key=_request_s)[:1]
 
 
-def _why_not(problem: Problem, candidate: Candidate, asked: bool) -> str:
-    """Why no layer can be streamed, or should, which a job that asks for it does all the same; empty if some can."""
+def _why_not(problem: Problem) -> str:
+    """Why no layer can be streamed; empty if some can."""
     if problem.shape.num_layers < 2:
         return "the model has one layer, and the first stays on the device"
     if not problem.shape.stores_evenly:
         return "layers keep more of a token than others do, and are not streamed"
-    if not asked and _weights_s(candidate) >= LINK_BUSY * candidate.state.mixed_step_s:
-        return "weights keep the link busy"
     return ""
 
 
@@ -97,10 +95,10 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
 
     Arithmetic is not aware that a small job hardly settles, so sizes are left to the simulation.
     """
-    if why_not := _why_not(problem, candidate, problem.kv.offload == "stream"):
+    if why_not := _why_not(problem):
         return why_not
     sizes = STREAM_BLOCKS if problem.kv.block_tokens == "auto" else (1,)
-    resident = [with_blocks(problem, candidate, size) for size in sizes]
+    resident = [with_blocks(problem, each, size) for each in _with_steps(problem, candidate) for size in sizes]
     depths = [_best_depth(problem, each) for each in resident]
     if problem.kv.offload == "stream" and not any(depths):  # nor does it save any of the device's memory
         depths = [_best_depth(problem, each, saving=False) for each in resident]
@@ -115,6 +113,20 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
     return options[:SIMULATED_BLOCKS]
 
 
+def _with_steps(problem: Problem, candidate: Candidate) -> list[Candidate]:
+    """The candidate, and where weights wait on the host the same with larger steps: the more rows share a fetch of the
+    weights, the more prompts they want in a step."""
+    options = [candidate]
+    if candidate.cost.layout.host_layers:
+        for chunk_tokens in chunk_sizes(problem):
+            if chunk_tokens > candidate.settings.limits.chunk_tokens:
+                with suppress(ModelError):  # its activations leave no room
+                    settings = settings_of(problem, chunk_tokens, candidate.cost.layout)
+                    settings = replace(settings, policy=candidate.settings.policy)
+                    options.append(Candidate.of(problem, settings, candidate.cost))
+    return options
+
+
 def _losing_less(problem: Problem, option: Prediction) -> Candidate | None:
     """The same with less KV, by as much as its loss by a kill is too large: what runs side by side is lost together."""
     share = 0.9 * max_loss_s(problem.plan, option.makespan_s) / option.loss.mean_s
@@ -124,12 +136,6 @@ def _losing_less(problem: Problem, option: Prediction) -> Candidate | None:
 
 def _request_s(candidate: Candidate) -> float:
     return candidate.state.request_s
-
-
-def _weights_s(candidate: Candidate) -> float:
-    """Seconds that a step's weights need on the link."""
-    link = candidate.cost.profile.link
-    return sum(link.transfer_s(copies.to_device_bytes, 0, copies.copy_bytes) for copies in candidate.cost.weight_copies)
 
 
 def with_blocks(problem: Problem, candidate: Candidate, size: int) -> Candidate:
