@@ -1,7 +1,10 @@
-"""A home for users who have none, as in containers under any number, where libraries would make a folder named `~`."""
+"""A home for users who have none, as in containers under any number, where libraries would make a folder named `~`; and
+a name, which torch before 2.12 asks for as it is imported.
+"""
 
 from __future__ import annotations
 
+import getpass
 import logging
 import os
 import tempfile
@@ -15,7 +18,14 @@ _NOWHERE = os.devnull  # below which nothing can be made
 
 @contextmanager
 def some_home() -> Iterator[None]:
-    """While it lasts, `~` is a folder: the user's own, else a temporary one, else none that could be written to."""
+    """While it lasts, `~` is a folder: the user's own, else a temporary one, else none that could be written to.
+
+    A user without a name is called by the number.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = f"uid-{os.getuid()}"
     if os.path.isabs(os.path.expanduser("~")):
         yield
         return

@@ -93,6 +93,12 @@ def to_table(answers: Sequence[Answer], schema: Any) -> Any:
         values = [_value(answer, column.name) for answer in answers]
         if column.name == "id" and pa.types.is_string(column.type):
             values = [stored_text(value) for value in values]
+        if pa.types.is_fixed_size_list(column.type):  # pyarrow before 26 reads no file with a null among such lists
+            lacks = [None] * column.type.list_size
+            values = [
+                lacks if value is None and column.name not in answer.carried else value
+                for answer, value in zip(answers, values, strict=True)
+            ]
         arrays.append(pa.array(values, type=column.type))
     return pa.Table.from_arrays(arrays, schema=schema)
 
