@@ -122,13 +122,13 @@ test-airflow: $(SETUP) .venvs/airflow/.installed
 # Not those that transformers 5.17 hinders: RemBERT, whose rows nobody may pad, and Phi 3 on a GPU, which its angles wait for.
 test-versions: $(SETUP) .venvs/lowest/.installed
 	.venvs/lowest/bin/python -m pytest -n 2 --dist worksteal -k 'not rembert and not (fake_cuda and phi3)' \
-		tests/hf tests/io/formats tests/io/input tests/io/test_hub.py tests/scripts/test_gpu_check.py
+		tests/hf tests/io tests/solvers tests/scripts/test_gpu_check.py
 	$(BIN)/python -m pytest -n 0 tests/docs/test_lowest_versions.py
 
 .venvs/lowest/.installed: pyproject.toml constraints-lowest.txt
 	test -x .venvs/lowest/bin/python || $(PYTHON) -m venv .venvs/lowest
 	.venvs/lowest/bin/pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e . \
-		pytest pytest-xdist pytest-timeout hypothesis psutil
+		pytest pytest-xdist pytest-timeout hypothesis psutil pandas duckdb highspy
 	touch $@
 
 docs: $(SETUP)
