@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from make_model import write_model
 
@@ -14,6 +15,8 @@ from vasuki.hf.kernels.varlen import PAGE_TOKENS, can_page
 
 _MOST_ROWS, _TOY_ROWS = 2000, 64
 _MODES = ("none", "park", "stream", "auto")
+_WEIGHTS = "auto, with weights on the host"  # of all layers but one, so that every step waits for the link
+_FEW_ROWS, _FEW_TOKENS = 256, 24  # of such a job, whose steps take as long as the weights of the model on the link
 _MEMORY_SHARE = 16  # of the rows' KV all together that lies on the device
 _HOST_BYTES, _TOY_HOST_BYTES = 24 * 2**30, 2**26
 _SLOWDOWN = 3  # times as long as in all of the memory
@@ -21,11 +24,11 @@ _LOADS_S = 20  # a command's start, and 16 GB of weights
 
 
 def moved(setting: Setting, share_s: float) -> Finding:
-    """The same rows by each mode, each by a command of its own."""
+    """The same rows by each mode, each by a command of its own; and fewer of them with weights on the host, too."""
     finding, folder, name = Finding(), setting.out / "moved", setting.large
     shutil.rmtree(folder, ignore_errors=True)
     write_model(folder / "model", setting.tree(name))
-    left_s = max(1.0, share_s / (1 + len(_MODES)) - _LOADS_S) / _SLOWDOWN
+    left_s = max(1.0, share_s / (2 + len(_MODES)) - _LOADS_S) / _SLOWDOWN
     requests = fitting(setting, name, "trans", _TOY_ROWS if setting.toy else _MOST_ROWS, left_s, plan_elsewhere)
     rows = pa.table(
         {
@@ -35,6 +38,8 @@ def moved(setting: Setting, share_s: float) -> Finding:
         }
     )
     pq.write_table(rows, folder / "rows.parquet")
+    most = pc.min_element_wise(rows["most"], pa.scalar(_FEW_TOKENS, rows["most"].type))
+    pq.write_table(rows.set_column(2, "most", most).slice(0, _FEW_ROWS), folder / "few.parquet")
     shape = setting.shape(name)
     lengths = [request.num_prompt_tokens + request.max_tokens for request in requests]
     block_tokens = PAGE_TOKENS if setting.on_gpu and can_page(PAGE_TOKENS) else 4 if setting.toy else 32
@@ -56,8 +61,13 @@ def moved(setting: Setting, share_s: float) -> Finding:
     block_bytes = block_tokens * shape.kv_bytes_per_token_per_layer
     link_bytes_per_s = setting.profile.link.bandwidth_bytes_per_s(block_bytes, "h2d")
     seconds: dict[str, float] = {}
-    for mode in _MODES:
-        job = Job(setting, folder / mode, {**tree, "kv": {**tree["kv"], "offload": mode}})
+    for mode in (*_MODES, _WEIGHTS):
+        asked = {**tree, "kv": {**tree["kv"], "offload": mode}}
+        if mode == _WEIGHTS:
+            asked["kv"]["offload"] = "auto"
+            asked["engine"] = {"weights_on_host": shape.num_layers - 1}
+            asked["input"] = {**tree["input"], "path": str(folder / "few.parquet")}
+        job = Job(setting, folder / mode.replace(", ", "-").replace(" ", "-"), asked)
         try:
             manifest = job.finished()
         except RuntimeError as error:
