@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tiny_job import job_tree
 from tiny_models import random_config
 from transformers import AutoModelForCausalLM
+from versions import WIDENS_COMPRESSED
 
 from vasuki.base.config import ModelConfig
 from vasuki.base.errors import ModelError
@@ -153,6 +154,7 @@ COMPRESSED = {  # how numbers are stored, what the format is called, and what co
 }
 
 
+@WIDENS_COMPRESSED
 @pytest.mark.parametrize("kind", COMPRESSED)
 def test_compressed_tensors_are_widened(kind: str, tiny_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
