@@ -91,7 +91,7 @@ def test_a_whole_job(dtype: str, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) ->
     for level in HERE:
         monkeypatch.setenv(VARIABLE, level.name)
         done = jobs.run(dtype)
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == 0, done.stderr
         answers[level.name] = jobs.answers()
         assert len(answers[level.name]) == 12
     if dtype == "float32":
@@ -102,5 +102,5 @@ def test_a_run_that_cannot_have_what_the_environment_asks_for(jobs: Jobs, monkey
     monkeypatch.setenv(VARIABLE, "fast")
     done = jobs.run("float32")
     assert done.exit_code == 2
-    (line,) = done.output.splitlines()
+    (line,) = done.stderr.splitlines()
     assert line.startswith("vasuki: VASUKI_CPU_LEVEL is 'fast', but this processor has none, ")

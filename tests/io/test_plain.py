@@ -40,12 +40,11 @@ FLAT: dict[str, Any] = {
         pa.array([1, None, 0], pa.int8()), pa.array(["a", "b"], pa.string_view())
     ),
     "runs": pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["x", None])),
+    "json": pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", None, "1"])),
     "tensor": pa.ExtensionArray.from_storage(
         TENSOR, pa.array([[0.1, 1.0], None, [1.0, 2.0]], pa.list_(pa.float64(), 2))
     ),
 }  # fmt: skip
-if hasattr(pa, "json_"):  # since pyarrow 19
-    FLAT["json"] = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", None, "1"]))
 
 
 def nested(array: Any) -> Iterator[tuple[str, Any]]:

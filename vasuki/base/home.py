@@ -22,20 +22,29 @@ def some_home() -> Iterator[None]:
 
     A user without a name is called by the number.
     """
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        os.environ["USER"] = f"uid-{os.getuid()}"
-    if os.path.isabs(os.path.expanduser("~")):
-        yield
-        return
     with ExitStack() as stack:
-        try:
-            os.environ["HOME"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="vasuki-home-"))
-        except OSError:
-            os.environ["HOME"] = _NOWHERE
-        log.warning("this user has no home folder (HOME): what is measured and compiled is not kept for the next run")
-        try:
-            yield
-        finally:
-            del os.environ["HOME"]
+        if not _has_name():
+            _set("USER", f"uid-{os.getuid()}", stack)
+        if not os.path.isabs(os.path.expanduser("~")):
+            try:
+                home = stack.enter_context(tempfile.TemporaryDirectory(prefix="vasuki-home-"))
+            except OSError:
+                home = _NOWHERE
+            _set("HOME", home, stack)
+            log.warning(
+                "this user has no home folder (HOME): what is measured and compiled is not kept for the next run"
+            )
+        yield
+
+
+def _has_name() -> bool:
+    try:
+        return bool(getpass.getuser())
+    except (KeyError, OSError):
+        return False
+
+
+def _set(name: str, value: str, stack: ExitStack) -> None:
+    """Set a variable of the environment that has no value yet, until the stack is left."""
+    os.environ[name] = value
+    stack.callback(os.environ.pop, name, None)

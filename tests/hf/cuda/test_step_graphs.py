@@ -15,7 +15,7 @@ import pytest
 import torch
 from plain_varlen import paged_varlen, plain_varlen
 from tiny_models import RECURRENT, Rows, hopeful, load, prompts, reference, requests_of
-from versions import PAGES
+from versions import OTHER_MODELS, PAGES
 
 from vasuki.engine.loop import drain
 from vasuki.engine.offload import OffloadPlan
@@ -117,7 +117,7 @@ def test_rows_that_carry_a_state_equal_generate(
     watched = Watched()
     rows, graphs = _run(name, watched, max_num_seqs, record_after=2, chunk_tokens=11, steps_ahead=steps_ahead)
     assert rows.outputs == reference(name)
-    assert graphs.replayed_steps >= 4
+    assert graphs.replayed_steps > (3 if OTHER_MODELS else 4)
     assert {size.single for _, size in graphs._recorded} == {True}
     assert not caplog.messages
 

@@ -226,8 +226,8 @@ def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(
     (tmp_path / "taken").write_text("")
     result = CliRunner().invoke(main, ["profile", *arguments])
     assert result.exit_code == 4
-    assert result.output.startswith("vasuki: ")
-    assert len(result.output.splitlines()) == 1
+    assert result.stderr.startswith("vasuki: ")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_folder_that_is_a_file(profile: HardwareProfile, tmp_path: Path) -> None:

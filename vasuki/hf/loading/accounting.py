@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from vasuki.base.errors import ModelError
+from vasuki.hf.kernels.float8 import FLOAT8
 from vasuki.models.files import IS_POINTER, POINTER, starts_with
 from vasuki.models.weight_files import StoredTensor
 
@@ -95,6 +96,8 @@ def refuse_unaccounted(path: str, model: Any, info: Mapping[str, Any], stored: M
     quantised = getattr(model, "hf_quantizer", None) is not None
     if not quantised and (method := quantization_of(model.config)):
         raise ModelError(f"model {path}: transformers does not know how to read weights that are quantised by {method}")
+    if not quantised:  # of a model from the hub, whose files were not here before
+        _refuse_unscaled(path, {name: tensor.shape for name, tensor in wanted.items() if tensor.dtype is FLOAT8})
     if info["mismatched_keys"]:
         raise ModelError(f"model {path}: {_of_other_shapes(info['mismatched_keys'])}")
     unread = {name for name in info["unexpected_keys"] if not _WITHOUT_EFFECT.search(name)}
@@ -124,8 +127,12 @@ def refuse_unscaled(path: str, stored: Mapping[str, StoredTensor]) -> None:
     """
     scaled = {_module(name) for name in stored if _SCALE.search(name)}
     of_8_bits = {name for name, tensor in stored.items() if tensor.dtype.startswith("F8") and not _SCALE.search(name)}
-    if unscaled := {name for name in of_8_bits if _module(name) not in scaled}:
-        names = _listed(unscaled, {name: tensor.shape for name, tensor in stored.items()})
+    _refuse_unscaled(path, {name: stored[name].shape for name in of_8_bits if _module(name) not in scaled})
+
+
+def _refuse_unscaled(path: str, shapes: Mapping[str, Iterable[int]]) -> None:
+    if shapes:
+        names = _listed(shapes, shapes)
         raise ModelError(f"model {path}: its files hold {names} in 8 bits, and lack what they are to be multiplied by")
 
 

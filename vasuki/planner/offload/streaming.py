@@ -22,7 +22,7 @@ from vasuki.planner.offload.parking import parked, room_for_parked
 from vasuki.planner.prediction import NOISE, Prediction, predict
 
 STREAM_BLOCKS = (1, 4, 16)  # sizes of streamed blocks that are compared, in units of usual ones: one copy is a block
-SIMULATED_BLOCKS = 2  # of them, the best by arithmetic
+SIMULATED_BLOCKS = 2  # of them, and of step sizes, the best by arithmetic
 MOST_SIMULATED = 5  # with less and less KV, where a kill loses too much
 STEADY_HIDDEN = 0.955  # share of copies to hide in a steady state, whose steps are more even than a job's
 
@@ -116,14 +116,12 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
 def _with_steps(problem: Problem, candidate: Candidate) -> list[Candidate]:
     """The candidate, and where weights wait on the host the same with larger steps: the more rows share a fetch of the
     weights, the more prompts they want in a step."""
-    options = [candidate]
-    if candidate.cost.layout.host_layers:
-        for chunk_tokens in chunk_sizes(problem):
-            if chunk_tokens > candidate.settings.limits.chunk_tokens:
-                with suppress(ModelError):  # its activations leave no room
-                    settings = settings_of(problem, chunk_tokens, candidate.cost.layout)
-                    settings = replace(settings, policy=candidate.settings.policy)
-                    options.append(Candidate.of(problem, settings, candidate.cost))
+    options, settings, cost = [candidate], candidate.settings, candidate.cost
+    larger = [size for size in chunk_sizes(problem) if size > settings.limits.chunk_tokens]
+    for chunk_tokens in larger if cost.layout.host_layers else []:
+        with suppress(ModelError):  # its activations leave no room
+            other = replace(settings_of(problem, chunk_tokens, cost.layout), policy=settings.policy)
+            options.append(Candidate.of(problem, other, cost))
     return options
 
 

@@ -120,8 +120,7 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
 
 @triton.jit(do_not_specialize=["values_after"])  # as many as there are tokens
 def _turn_and_store(
-    heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset, key_factor, value_factor,
-    values_after,
+    heads, cos, sin, rows, cache, query, query_norm, key_norm, eps, offset, key_factor, value_factor, values_after,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
     OTHER_HALF: tl.constexpr, NORMS: tl.constexpr,
     HEADS_PADDED: tl.constexpr, HALF_PADDED: tl.constexpr, REST_PADDED: tl.constexpr,
