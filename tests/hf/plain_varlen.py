@@ -1,11 +1,14 @@
-"""The plain twin of torch's variable-length attention kernel, and chunks that attend by it."""
+"""Plain twins of what only a GPU has: torch's variable-length attention kernel, chunks that attend by it, graphs."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from vasuki.base.arrays import Ints
 from vasuki.hf.attention.plain_attention import Variant, attend_eagerly
+from vasuki.hf.cuda.step_graphs import Pause, Replay
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
 
@@ -56,3 +59,8 @@ def plain_varlen(
 def paged_varlen(lengths: Ints, ends: Ints, seen: Ints, tables: Ints, cache: KVCache) -> PagedVarlen:
     """Stand in for `chunks._varlen` on a CPU, so that steps there attend as on CUDA."""
     return PagedVarlen(lengths, ends, tables, cache.block_tokens, cache.device, True, plain_varlen, seen)
+
+
+def as_it_is(compute: Callable[[Pause], object]) -> Replay:
+    """Stand in for what records on a GPU: it computes again, and what comes between stretches where it pauses."""
+    return lambda: compute(lambda between: between())

@@ -434,7 +434,7 @@ def build_executor(
     host_blocks, streamed_layers = settings.offload.host_blocks, settings.offload.streamed_layers
     depth = settings.offload.depth
     offloads = host_blocks > 0 or streamed_layers > 0
-    records = not streamed_layers and depth is None and can_record(loaded, block_tokens)
+    records = depth is None and can_record(loaded, block_tokens)
     # A state is of a row as it stands: it is at one place, and of no other row.
     assert not (loaded.recurrent and (offloads or depth or settings.policy.shares_prefixes))
     streamed = StreamedLayers.spread(layout.num_layers, streamed_layers)
@@ -462,7 +462,9 @@ def build_executor(
         context = recorded_context(loaded.max_context, limits.longest_row_tokens)
         rows, tokens = limits.max_num_seqs, cost_model.most_recorded_tokens if cost_model else LEAST_RECORDED_TOKENS
         tokens = min(tokens, max(limits.chunk_tokens, rows))  # a step larger than the plan's never comes
-        executor.graphs = StepGraphs(cache, attention, context, rows, record, record_after, tokens, states)
+        streaming = offload if isinstance(offload, KVMover) and streamed_layers else None
+        most = context, rows
+        executor.graphs = StepGraphs(cache, attention, *most, record, record_after, tokens, states, streaming)
     return executor
 
 

@@ -94,7 +94,8 @@ class TimeLeft:
             step_s = cost.step_time_s(work)
         else:
             copy_bytes = settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
-            steps = cost.repeated(work, result.num_steps, settings.offload.streamed_layers, copy_bytes)
+            moved, decided = (settings.offload.streamed_layers, copy_bytes), settings.offload.depth is None
+            steps = cost.repeated(work, result.num_steps, *moved, may_be_recorded=decided)
             step_s = sum([step.total_s for step in steps])
         new_blocks = scheduler.queues.pool.peak_held - self._peak_blocks
         self._peak_blocks += new_blocks

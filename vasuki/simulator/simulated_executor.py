@@ -54,7 +54,8 @@ class SimulatedExecutor:
         self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
         # Where tokens are computed again in each step, no step is the one before with a token more.
-        alike = cost_model.shape.backend != "uncached" and settings.offload.depth is None  # which is decided anew
+        self._may_be_recorded = settings.offload.depth is None  # which is decided anew
+        alike = cost_model.shape.backend != "uncached" and self._may_be_recorded
         self._fast_forward = fast_forward if alike else None
         self._shaping = shaping_of(settings.policy)
         self._block_tokens = settings.block_tokens
@@ -131,7 +132,8 @@ class SimulatedExecutor:
         shaped = list(self._shaping(batch)) if self._shaping else None
         work = cost.batch_work(batch, copies, shaped)
         rooms = self._window_rooms(batch, shaped) if self._window else ()
-        return cost.repeated(work, most_steps, self._streamed(batch), self._stream_copy_bytes, rooms)
+        moved = self._streamed(batch), self._stream_copy_bytes
+        return cost.repeated(work, most_steps, *moved, rooms, self._may_be_recorded)
 
     def _streamed(self, batch: Batch) -> int:
         """Layers that pass through the device in this step."""

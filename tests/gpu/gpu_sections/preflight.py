@@ -8,7 +8,7 @@ import torch
 
 from gpu_sections.kernels import compare
 from gpu_sections.setting import Finding, Setting, caught
-from vasuki.hf.cuda.step_graphs import record_on_device
+from vasuki.hf.cuda.step_graphs import Pause, record_on_device
 from vasuki.hf.device.device import board_of
 from vasuki.hf.fused.by_torch import fused
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, can_page, why_unavailable
@@ -71,12 +71,18 @@ def _pinned(setting: Setting) -> str:
 def _graph(setting: Setting) -> str:
     if not setting.on_gpu:
         return "a CPU has none"
-    number, double = torch.ones(2, 4, device=setting.device)
-    replay = record_on_device()(lambda: torch.mul(number, 2, out=double))
+    number, answer = torch.ones(2, 4, device=setting.device)
+
+    def compute(pause: Pause) -> None:
+        doubled = number * 2
+        pause(lambda: number.add_(1))  # as KV that streams is fetched between two stretches
+        torch.add(doubled, number, out=answer)
+
+    replay = record_on_device()(compute)
     number.fill_(3)
     replay()
-    assert double.tolist() == [6.0] * 4, "a replay does not see what its inputs hold"
-    return "recorded and replayed"
+    assert answer.tolist() == [10.0] * 4, "a replay does not see what its inputs hold"
+    return "recorded and replayed, in two stretches"
 
 
 def _fused(setting: Setting) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_varlen import paged_varlen
+from plain_varlen import as_it_is, paged_varlen
 from tiny_models import Rows, hopeful, load, prompts, reference, requests_of
 from vector_clocks import Stream, Streams
 
@@ -136,12 +136,13 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
     monkeypatch.setattr(chunks, "_varlen", paged_varlen)
     monkeypatch.setattr(ragged_executor, "can_record", lambda *model: True)
-    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: lambda compute: compute)
+    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: as_it_is)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_replays_among_parked_rows_are_in_order(name: str, streams: Streams, replays: None) -> None:
-    assert not _races(streams, name, MODES["park"])
+@pytest.mark.parametrize("mode", ["park", "stream", "park and stream"])
+def test_replays_among_copies_are_in_order(mode: str, name: str, streams: Streams, replays: None) -> None:
+    assert not _races(streams, name, MODES[mode])
 
 
 def test_a_replay_that_waits_for_no_parked_row_is_found(
@@ -149,6 +150,14 @@ def test_a_replay_that_waits_for_no_parked_row_is_found(
 ) -> None:
     monkeypatch.setattr(KVMover, "before_all_layers", lambda *_: None)
     assert _races(streams, "llama", MODES["park"])
+
+
+@pytest.mark.parametrize("wait", ["the compute's for copies", "copies' for the compute", "copies' for anything"])
+def test_a_wait_that_is_forgotten_between_stretches_is_found(
+    wait: str, streams: Streams, replays: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _forget(monkeypatch, wait)
+    assert _races(streams, "llama", MODES["stream"])
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch, wait: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 from unittest import mock
@@ -34,7 +34,7 @@ from vasuki.hf.attention import chunks, inputs
 from vasuki.hf.attention.chunks import AttentionKernels
 from vasuki.hf.attention.inputs import LastTokens, lay_out
 from vasuki.hf.cuda.recordable import can_record
-from vasuki.hf.cuda.step_graphs import Answers, GraphSize, Replay, _Recorded
+from vasuki.hf.cuda.step_graphs import Answers, GraphSize, Pause, Replay, _Recorded
 from vasuki.hf.fused.by_torch import SmallKernels, fuse_modules
 from vasuki.hf.fused.float8_linear import round_products
 from vasuki.hf.kernels import experts, transfer, varlen
@@ -259,10 +259,10 @@ def test_products_of_8_bits_are_recorded_without_a_copy(title: str, name: str, o
     assert kernels.counts == Counter({"copy_": 1})
 
 
-def _record(compute: Replay) -> Replay:
+def _record(compute: Callable[[Pause], object]) -> Replay:
     """Record without a card: nothing may be copied from or to the host."""
     with Recording():
-        compute()
+        compute(lambda between: None)
     return lambda: None
 
 

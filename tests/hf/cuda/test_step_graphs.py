@@ -7,13 +7,14 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from plain_varlen import paged_varlen, plain_varlen
+from plain_varlen import as_it_is, paged_varlen, plain_varlen
 from tiny_models import RECURRENT, Rows, hopeful, load, prompts, reference, requests_of
 from versions import OTHER_MODELS, PAGES
 
@@ -28,7 +29,7 @@ from vasuki.hf.attention.chunks import AttentionKernels, PagedTiles
 from vasuki.hf.cpu.cpu_kernels import CPUKernels
 from vasuki.hf.cuda import step_graphs
 from vasuki.hf.cuda.recordable import can_record
-from vasuki.hf.cuda.step_graphs import SIZES, Answers, GraphSize, Record, Replay, StepGraphs, _Recorded
+from vasuki.hf.cuda.step_graphs import SIZES, Answers, GraphSize, Pause, Record, Replay, StepGraphs, _Recorded
 from vasuki.hf.kernels import varlen
 from vasuki.hf.kernels.varlen import PAGE_TOKENS, PagedVarlen
 from vasuki.hf.kv.kv_cache import KVCache
@@ -77,20 +78,16 @@ def _run(
     return rows, executor.graphs
 
 
-def _as_it_is(compute: Replay) -> Replay:
-    return compute
-
-
 class Watched:
     """Records as it is, and keeps what was recorded."""
 
     def __init__(self) -> None:
         self.recorded: list[Replay] = []
 
-    def __call__(self, compute: Replay) -> Replay:
-        compute()
-        self.recorded.append(compute)
-        return compute
+    def __call__(self, compute: Callable[[Pause], object]) -> Replay:
+        compute(lambda between: None)
+        self.recorded.append(as_it_is(compute))
+        return self.recorded[-1]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
@@ -142,7 +139,7 @@ def test_steps_of_both_kernels_equal_generate(name: str, kernels: CPUKernels, mo
 
     monkeypatch.setattr(chunks.Chunks, "packed", property(watched))
     chosen = AttentionKernels(load(name).kernel, "auto")
-    rows, graphs = _run(name, _as_it_is, kernels=chosen)
+    rows, graphs = _run(name, as_it_is, kernels=chosen)
     assert rows.outputs == reference(name)
     assert any(0 < singles < count for singles, count in apart), "some steps have both"
     assert {1, 9} <= {size.tokens for _, size in graphs._recorded if size.single}
@@ -155,7 +152,7 @@ def test_recorded_prompts_equal_generate(
 ) -> None:
     """With decodes, and cut into chunks: many tokens that few of them sample, tiles of several and of one."""
     chosen = AttentionKernels(load(name).kernel, "auto")
-    rows, graphs = _run(name, _as_it_is, chunk_tokens=chunk_tokens, kernels=chosen)
+    rows, graphs = _run(name, as_it_is, chunk_tokens=chunk_tokens, kernels=chosen)
     assert rows.outputs == reference(name)
     sizes = {size for _, size in graphs._recorded if not size.single}
     assert any(size.samples < size.tokens for size in sizes)
@@ -180,7 +177,7 @@ def test_tokens_that_the_host_has_not_seen_are_taken_from_the_step_before(
 
     def run(record_after: int, steps_ahead: int) -> tuple[Rows, StepGraphs]:
         sampling: dict[str, Any] = {"temperature": temperature, "seed": 3}
-        return _run("llama", _as_it_is, 9, record_after, chosen, chunk_tokens, steps_ahead, **sampling)
+        return _run("llama", as_it_is, 9, record_after, chosen, chunk_tokens, steps_ahead, **sampling)
 
     at_once, _ = run(10**6, 0)
     rows, graphs = run(2, 1)
@@ -194,8 +191,8 @@ def test_drawn_tokens_and_log_probabilities_are_those_of_launched_steps(kernels:
     chosen = AttentionKernels(load("llama").kernel, "auto")
     settings: list[dict[str, Any]] = [{"temperature": 0.8, "top_p": 0.9}, {}]
     for sampling in settings:
-        launched, _ = _run("llama", _as_it_is, record_after=10**6, kernels=chosen, **sampling)
-        rows, graphs = _run("llama", _as_it_is, kernels=chosen, **sampling)
+        launched, _ = _run("llama", as_it_is, record_after=10**6, kernels=chosen, **sampling)
+        rows, graphs = _run("llama", as_it_is, kernels=chosen, **sampling)
         assert graphs.replayed_steps
         assert rows.outputs == launched.outputs
         for row, sequence in rows.sequences.items():
@@ -215,7 +212,7 @@ def test_a_piece_of_a_step_keeps_what_the_next_one_overwrites(
         self.most_tokens = 2
 
     monkeypatch.setattr(RaggedExecutor, "__init__", small)
-    rows, graphs = _run("llama", _as_it_is)
+    rows, graphs = _run("llama", as_it_is)
     assert rows.outputs == reference("llama")
     assert graphs.replayed_steps
 
@@ -223,7 +220,7 @@ def test_a_piece_of_a_step_keeps_what_the_next_one_overwrites(
 def test_graphs_hold_on_to_no_more_than_plans_set_aside(kernels: CPUKernels) -> None:
     """In addition to activations: answers of the largest, and each size's inputs."""
     loaded = load("llama")
-    _, graphs = _run("llama", _as_it_is, kernels=AttentionKernels(loaded.kernel, "auto"), temperature=0.8)
+    _, graphs = _run("llama", as_it_is, kernels=AttentionKernels(loaded.kernel, "auto"), temperature=0.8)
     held: dict[int, int] = {}
     steps = [recorded._step for recorded in graphs._recorded.values()]
     views = [vars(step.chunks).get(view) for step in steps for view in ("packed", "tiles")]
@@ -237,7 +234,7 @@ def test_graphs_hold_on_to_no_more_than_plans_set_aside(kernels: CPUKernels) -> 
 
 
 def test_a_profile_that_names_torchs_kernel_records_no_prompts(kernels: CPUKernels) -> None:
-    rows, graphs = _run("llama", _as_it_is, kernels=AttentionKernels(load("llama").kernel, "packed"))
+    rows, graphs = _run("llama", as_it_is, kernels=AttentionKernels(load("llama").kernel, "packed"))
     assert rows.outputs == reference("llama")
     assert {size.single for _, size in graphs._recorded} == {True}
 
@@ -247,7 +244,7 @@ def test_rows_that_are_longer_than_was_foreseen_are_launched(kernels: CPUKernels
     loaded, tokens = load("llama"), prompts(longest=60)
     cache = KVCache(loaded.kv_layout, 40, 16, loaded.device)
     executor = RaggedExecutor(loaded, cache, attention=AttentionKernels(loaded.kernel, "paged"))
-    executor.graphs = StepGraphs(cache, executor.attention, 32, 3, _as_it_is, 1)
+    executor.graphs = StepGraphs(cache, executor.attention, 32, 3, as_it_is, 1)
     scheduler, rows = Scheduler(EngineSettings(POLICIES["vasuki"], Limits(64, 3), 39, 16)), Rows()
     watched: list[bool] = []
     size_of = executor.graphs._size_of
@@ -284,10 +281,10 @@ def test_what_cannot_be_replayed_is_computed(
         self._own[0].mul_({"to answer a number": float("nan"), "to answer the same": 1.1}.get(fails, 1.0))
         return answers
 
-    def record(compute: Replay) -> Replay:
+    def record(compute: Callable[[Pause], object]) -> Replay:
         if fails == "to be recorded":
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        return compute
+        return as_it_is(compute)
 
     monkeypatch.setattr(_Recorded, "__call__", answer)
     rows, graphs = _run("llama", record)
@@ -310,7 +307,7 @@ def test_a_size_that_cannot_be_recorded_keeps_no_other_from_being_replayed(
             super().__init__(size, *others, **more)
 
     monkeypatch.setattr(step_graphs, "_Recorded", Some)
-    rows, graphs = _run("llama", _as_it_is, max_num_seqs=9, record_after=2)
+    rows, graphs = _run("llama", as_it_is, max_num_seqs=9, record_after=2)
     assert rows.outputs == reference("llama")
     assert graphs.replayed_steps
     recorded = {size.tokens for _, size in graphs._recorded}
@@ -342,8 +339,47 @@ def test_a_capture_that_fails_gives_the_stream_back(monkeypatch: pytest.MonkeyPa
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     with pytest.raises(RuntimeError, match="during capture"):
-        step_graphs.record_on_device()(lambda: None)
+        step_graphs.record_on_device()(lambda pause: None)
     assert current == [own]
+
+
+def test_what_pauses_is_recorded_stretch_by_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is under way between two of them, and only the replay does what comes there."""
+    done: list[str] = []
+
+    class Graph:
+        count = 0
+
+        def __init__(self) -> None:
+            Graph.count += 1
+            self.name = f"stretch {Graph.count}"
+
+        def replay(self) -> None:
+            done.append(self.name)
+
+    @contextlib.contextmanager
+    def graph(graph: Graph, pool: Any) -> Iterator[None]:
+        done.append(f"record {graph.name}")
+        yield
+        done.append("over")
+
+    def compute(pause: Pause) -> None:
+        for layer in (2, 4):
+            done.append(f"layers up to {layer}")
+            pause(partial(done.append, f"fetch {layer}"))
+        done.append("the rest")
+
+    stand_ins: dict[str, Any] = dict(graph=graph, CUDAGraph=Graph, stream=lambda stream: contextlib.nullcontext())
+    stand_ins |= dict.fromkeys(["Stream", "current_stream", "graph_pool_handle"], mock.Mock)
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    replay = step_graphs.record_on_device()(compute)
+    computed = ["layers up to 2", "layers up to 4", "the rest"]
+    recorded = [(f"record stretch {number}", what, "over") for number, what in enumerate(computed, 1)]
+    assert done == [*computed, *itertools.chain(*recorded)]
+    done.clear()
+    replay()
+    assert done == ["stretch 1", "fetch 2", "stretch 2", "fetch 4", "stretch 3"]
 
 
 def test_padding_reads_and_writes_its_own_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +395,7 @@ def test_padding_reads_and_writes_its_own_block_alone(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(PagedVarlen, "_attend", watched)
     executor = RaggedExecutor(loaded, cache)
-    graphs, compute = StepGraphs(cache, executor.attention, loaded.max_context, 4, _as_it_is, 1), executor._likeliest
+    graphs, compute = StepGraphs(cache, executor.attention, loaded.max_context, 4, as_it_is, 1), executor._likeliest
     with torch.inference_mode():
         graphs(_step(cache, np.array([5, 200, 7, 99]), np.array([[2], [1], [2], [0]])), compute)  # is recorded as well
         for layer in cache.layers:
@@ -427,21 +463,24 @@ class LatestCopies:
     def settle(self) -> None: ...
 
 
-@pytest.mark.parametrize("streamed_layers", [0, 1])
-def test_parked_rows_are_waited_for_before_a_replay(streamed_layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parked rows keep graphs, streamed layers do not: their copies wait between layers."""
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+@pytest.mark.parametrize("streamed_layers", [0, 1, 2])
+def test_copies_are_waited_for_before_and_within_a_replay(
+    name: str, streamed_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of parked rows before it, those of layers that stream between its stretches."""
     monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
     monkeypatch.setattr(varlen, "_torch_varlen", lambda: plain_varlen)
     monkeypatch.setattr(ragged_executor, "can_record", lambda *model: True)
-    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: lambda compute: compute)
+    monkeypatch.setattr(ragged_executor, "record_on_device", lambda: as_it_is)
     monkeypatch.setattr(ragged_executor, "copy_engine", lambda device: LatestCopies())
     offload = OffloadPlan(host_blocks=60, streamed_layers=streamed_layers)
     settings = EngineSettings(POLICIES["vasuki"], Limits(16, 9), 24, 4, offload)
-    executor, scheduler, rows = build_executor(load("llama"), settings, record_after=1), Scheduler(settings), Rows()
+    executor, scheduler, rows = build_executor(load(name), settings, record_after=2), Scheduler(settings), Rows()
     drain(hopeful(requests_of(prompts())), scheduler, executor, rows)
-    assert rows.outputs == reference("llama")
+    assert rows.outputs == reference(name)
     assert scheduler.queues.counters.preemptions_swap
-    assert bool(executor.replayed_steps) == (not streamed_layers)
+    assert executor.replayed_steps > 5
 
 
 def test_a_model_on_a_cpu_is_not_recorded() -> None:

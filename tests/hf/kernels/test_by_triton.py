@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_varlen import as_it_is
 from tiny_models import RoundedProducts, Rows, load, prompts, reference, requests_of, run
 from torch.nn.functional import rms_norm
 
@@ -283,7 +284,7 @@ def test_what_torch_has_no_kernel_for_is_recorded() -> None:
     cache = KVCache(loaded.kv_layout, num_blocks + 1, 16, CPU)
     kernels = AttentionKernels(loaded.kernel, "auto")
     executor = RaggedExecutor(loaded, cache, attention=kernels)
-    executor.graphs = StepGraphs(cache, kernels, 96, 3, lambda compute: compute, 1, most_tokens=24)
+    executor.graphs = StepGraphs(cache, kernels, 96, 3, as_it_is, 1, most_tokens=24)
     rows = Rows()
     drain(requests_of(prompts()[2:6], 5), scheduler, executor, rows)
     kinds = {size.single for _, size in executor.graphs._recorded}

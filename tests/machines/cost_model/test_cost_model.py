@@ -26,7 +26,7 @@ from vasuki.machines.cost_model import (
     windowed_causal_pairs,
 )
 from vasuki.machines.cost_model.copies import HostTraffic
-from vasuki.machines.cost_model.stages import Part
+from vasuki.machines.cost_model.stages import STREAMED_LAYER_S, Part
 from vasuki.machines.experts import MOST_ROWS_OF_ALL_EXPERTS, waits_for_experts
 from vasuki.machines.known_error import known_error
 from vasuki.machines.measured_points import AttentionPoint, AttentionPoints, InStep, Measured
@@ -312,29 +312,44 @@ MIXTURE = replace(named_shape("qwen3-30b-a3b"), num_layers=4, num_expert_layers=
 
 
 @pytest.mark.parametrize(
-    ("card", "shape", "layout", "rows", "streamed_layers"),
+    ("card", "shape", "layout", "rows", "changes"),
     [
-        pytest.param("h100", QWEN, Layout(), 4, 1, id="KV is streamed"),
-        pytest.param("h100", QWEN, Layout(host_layers=1), 4, 0, id="weights are on the host"),
-        pytest.param("h100", QWEN, Layout(), MOST_RECORDED_ROWS + 1, 0, id="more rows than are recorded"),
-        pytest.param("h100", replace(QWEN, backend="padded"), Layout(), 4, 0, id="rows are padded"),
-        pytest.param("h100", replace(QWEN, backend="alone"), Layout(), 4, 0, id="row by row"),
-        pytest.param("h100", replace(QWEN, compiles=False), Layout(), 4, 0, id="the job says so"),
-        pytest.param("a100", MIXTURE, Layout(), 129, 0, id="experts wait"),
+        pytest.param("h100", QWEN, Layout(), 4, True, id="layers change place"),
+        pytest.param("h100", QWEN, Layout(host_layers=1), 4, False, id="weights are on the host"),
+        pytest.param("h100", QWEN, Layout(), MOST_RECORDED_ROWS + 1, False, id="more rows than are recorded"),
+        pytest.param("h100", replace(QWEN, backend="padded"), Layout(), 4, False, id="rows are padded"),
+        pytest.param("h100", replace(QWEN, backend="alone"), Layout(), 4, False, id="row by row"),
+        pytest.param("h100", replace(QWEN, compiles=False), Layout(), 4, False, id="the job says so"),
+        pytest.param("a100", MIXTURE, Layout(), 129, False, id="experts wait"),
     ],
 )
 def test_decodes_that_are_not_recorded_wait_for_their_launches(
-    card: str, shape: ModelShape, layout: Layout, rows: int, streamed_layers: int
+    card: str, shape: ModelShape, layout: Layout, rows: int, changes: bool
 ) -> None:
     slow = launched_in_us(find_profile(card), 400)
     cost = CostModel(shape, slow, layout)
     work = cost.work([1] * rows, [64] * rows)
-    [time] = cost.repeated(work, 1, streamed_layers=streamed_layers)
+    [time] = cost.repeated(work, 1, may_be_recorded=not changes)
     launches_s = Part.whole(shape.num_layers, 1).launches_s(shape, slow)
     assert time.total_s >= launches_s >= 12 * shape.num_layers * 400e-6
-    assert streamed_layers or cost.step_time_s(work) == pytest.approx(time.total_s)
+    assert changes or cost.step_time_s(work) == pytest.approx(time.total_s)
     packed = CostModel(QWEN, slow)
     assert packed.step_time_s(packed.work([1] * 4, [64] * 4)) < launches_s / 10
+
+
+def test_recorded_decodes_wait_for_the_copies_of_layers_that_stream() -> None:
+    """However long a launch takes: but for theirs, nothing is launched."""
+    for launch_us in (1, 400):
+        slow = launched_in_us(find_profile("h100"), launch_us)
+        cost = CostModel(QWEN, slow)
+        work, overhead_s = cost.work([1] * 4, [64] * 4), slow.overheads.step_us * 1e-6
+        none, few, all_but_one = (next(cost.repeated(work, 1, layers)).total_s for layers in (0, 1, 23))
+        assert few == none
+        assert cost.step_time_s(work) == pytest.approx(none)
+        assert few < all_but_one == pytest.approx(23 * STREAMED_LAYER_S + overhead_s)
+    on_cpu = CostModel(QWEN, find_profile("cpu"))
+    times = [next(on_cpu.repeated(on_cpu.work([1], [64]), 1, layers)) for layers in (0, 23)]
+    assert times[0].total_s == pytest.approx(times[1].total_s - times[1].exposed_copy_s)
 
 
 @pytest.mark.parametrize(

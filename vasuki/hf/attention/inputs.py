@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,18 @@ from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import KVMover
 
 Mover = KVMover | DepthMover
+
+
+class BetweenLayers(Protocol):
+    """Moves KV while layers compute."""
+
+    def before_layer(self, layer: int) -> None:
+        """Called before a layer's new keys and values are written: afterwards, all that the layer needs is in place."""
+        ...
+
+    def after_layer(self, layer: int) -> None:
+        """Called after a layer's attention."""
+        ...
 
 
 class Group(NamedTuple):
@@ -58,7 +70,7 @@ class StepInputs:
     rows: torch.Tensor  # int64 [2, num_tokens], where each token's key and value go, see KVCache
     sample_positions: torch.Tensor  # int64 [num_wanted], tokens whose logits are wanted
     cache: KVCache
-    offload: Mover | None  # moves KV while layers compute; None where nothing moves in this step
+    offload: BetweenLayers | None  # None where nothing moves in this step
     chunks: Chunks  # what attends to what
     groups: tuple[Group, ...] = ()  # how rows pass recurrent layers
 

@@ -9,7 +9,8 @@ from vasuki.hf.loading.loaded_model import LoadedModel
 
 def can_record(loaded: LoadedModel, block_tokens: int) -> bool:
     """Whether a model's steps can be recorded: not where the size of some tensor depends on contexts,
-    nor where copies wait between layers. Parked sequences are waited for beforehand."""
+    nor where weights are waited for between layers. Parked sequences are waited for beforehand, and layers whose KV
+    streams between stretches."""
     if loaded.device.type != "cuda" or not loaded.compiles or loaded.copies is not None:
         return False
     return loaded.kernel is not None or attends_by_varlen(loaded, block_tokens)

@@ -15,6 +15,11 @@ A token of padding is at position 0 and sees itself alone, in a block that belon
 Rows that carry a state have the first slots, and padding those behind them: such a graph serves steps in which all rows
 that run decode.
 
+Where layers' KV streams, a step is a graph for each stretch between its copies, which the host issues in between:
+
+    in a graph    layers 0, 1, up to   | attention of 2 |   up to attention of 4   | attention of 4 | ...
+    between                       fetched              stored                  fetched           stored
+
 A size is recorded once it has come up a few times, and used if it then answers what the same padded tokens are answered
 without a graph. The largest one comes before all others, whose kernels then find room in its memory.
 """
@@ -25,8 +30,9 @@ import logging
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +42,7 @@ from vasuki.hf.attention.chunks import AttentionKernels, Chunks, PlacedChunks, R
 from vasuki.hf.attention.inputs import LaidOut, Passing, StepInputs
 from vasuki.hf.kernels.transfer import Shapes, Staged
 from vasuki.hf.kv.kv_cache import KVCache
+from vasuki.hf.kv.kv_mover import KVMover
 from vasuki.hf.recurrent.states import StateCache
 from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS, MOST_RECORDED_ROWS
 
@@ -44,7 +51,9 @@ log = logging.getLogger(__name__)
 Answers = tuple[torch.Tensor, ...]  # each `[num_samples, ...]`; the first are logits, or some of them
 Compute = Callable[[StepInputs], Answers]
 Replay = Callable[[], object]
-Record = Callable[[Replay], Replay]  # something that computes -> what computes it again, from and to the same memory
+Pause = Callable[[Replay], object]  # told what the host does between two stretches
+# Something that computes, and pauses -> what computes it again, from and to the same memory.
+Record = Callable[[Callable[[Pause], object]], Replay]
 
 # Tokens; padding is at most half of them. The most rows that decode side by side are one more size.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
@@ -75,6 +84,7 @@ class StepGraphs:
         record_after: steps of a size before it is recorded.
         most_tokens: of a step with prompts, see `recorded_steps`.
         states: of recurrent layers, where there are such.
+        streaming: moves the KV of layers that stream, where there are such.
     """
 
     def __init__(
@@ -87,8 +97,9 @@ class StepGraphs:
         record_after: int = RECORD_AFTER,
         most_tokens: int = LEAST_RECORDED_TOKENS,
         states: StateCache | None = None,
+        streaming: KVMover | None = None,
     ) -> None:
-        self._states = states
+        self._states, self._streaming = states, streaming
         self._cache, self._kernels, self._record, self._record_after = cache, kernels, record, record_after
         self._width = min(-(-max_context // cache.block_tokens), cache.num_blocks)
         self._rows = (_sizes if states is None else _near_sizes)(min(most_rows, MOST_RECORDED_ROWS))
@@ -142,9 +153,9 @@ class StepGraphs:
         """Record a size, and use it if it answers a step as the same tokens are answered without a graph."""
         try:
             parts = self._cache, self._kernels, compute, self._record, self._kept.get(compute), self._late
-            with self._states.unchanged(size.tokens) if self._states else nullcontext(_nothing) as bring_back:
-                recorded = _Recorded(size, self._width, *parts, carries=self._states is not None)
-                apart = recorded.apart(step, bring_back)
+            with self._several_times(size.tokens) as begin_again:
+                recorded = _Recorded(size, self._width, *parts, self._states is not None, self._streaming)
+                apart = recorded.apart(step, begin_again)
         except Exception as error:  # such as a layer that looks at what the device has computed, or one of Triton's own
             reason = str(error).strip().splitlines() or [type(error).__name__]
             log.warning("steps of %d tokens are launched kernel by kernel: %s", size.tokens, reason[0])
@@ -159,9 +170,31 @@ class StepGraphs:
             return
         self._kept[compute], self._recorded[compute, size] = recorded.kept, recorded
 
+    def _several_times(self, rows: int) -> AbstractContextManager[Callable[[], None]]:
+        """A context in which a step is computed several times; what is yielded is called before each."""
+        if self._states is not None:
+            return self._states.unchanged(rows)
+        return nullcontext(_nothing) if self._streaming is None else self._streaming.computing_again()
+
 
 def _nothing() -> None:
-    """Bring back no state."""
+    """Begin again where nothing changes."""
+
+
+class _Between:
+    """In place of the mover while a step is recorded: what it does at a layer that streams comes between two
+    stretches."""
+
+    def __init__(self, mover: KVMover, pause: Pause) -> None:
+        self._mover, self._pause = mover, pause
+
+    def before_layer(self, layer: int) -> None:
+        if self._mover.streams(layer):
+            self._pause(partial(self._mover.before_layer, layer))
+
+    def after_layer(self, layer: int) -> None:
+        if self._mover.streams(layer):
+            self._pause(partial(self._mover.after_layer, layer))
 
 
 def _sizes(most: int) -> list[int]:
@@ -188,6 +221,7 @@ class _Recorded:
     Args:
         late: int64, zero and then the tokens of the step before, see `LastTokens`.
         carries: whether layers carry a state of each row.
+        streaming: see `StepGraphs`.
 
     Attributes:
         kept: where it leaves its answers: those that were given, if they have room.
@@ -204,6 +238,7 @@ class _Recorded:
         kept: Answers | None,
         late: torch.Tensor,
         carries: bool = False,
+        streaming: KVMover | None = None,
     ) -> None:
         device, block_tokens = cache.device, cache.block_tokens
         self._late, self._padding_block = late, cache.num_blocks - 1
@@ -251,13 +286,15 @@ class _Recorded:
             position_ids=there["positions"][None],
             rows=there["rows"],
             sample_positions=there["samples"],
+            offload=streaming,
             groups=tuple(rows._replace(tokens=there["by_slot"]) for rows in alone.groups),
         )
         self._send(padding)
 
-        def leave() -> None:
+        def leave(pause: Pause) -> None:
             torch.add(there["token_ids"], late[there["late"]], out=self._step.input_ids[0])
-            for mine, answer in zip(self._own, compute(self._step), strict=True):
+            step = self._step if streaming is None else replace(self._step, offload=_Between(streaming, pause))
+            for mine, answer in zip(self._own, compute(step), strict=True):
                 mine.copy_(answer)
 
         self._replay = record(leave)
@@ -268,14 +305,14 @@ class _Recorded:
         self._replay()
         return tuple(each[: len(step.wanted)] for each in self._own)
 
-    def apart(self, step: LaidOut, bring_back: Callable[[], None]) -> float:
+    def apart(self, step: LaidOut, begin_again: Callable[[], None]) -> float:
         """How far a step's logits are from the same padded tokens' without the graph, as a multiple of what
-        sums in another order explain. Both go on from the states that are brought back."""
-        bring_back()
+        sums in another order explain. Both begin with the same states, and with layers that stream on their way."""
+        begin_again()
         self(step)
         count = len(step.wanted)  # padding may go on from a state that is no number
         answer = self._own[0][:count].clone()
-        bring_back()
+        begin_again()
         expected = self._compute(self._step)[0][:count]
         return float((answer - expected).abs().max() / (_CLOSE[answer.dtype] * expected.abs().max()))
 
@@ -302,21 +339,38 @@ def record_on_device() -> Record:
     # One for all: torch keeps a workspace of up to 32 MiB for each stream on which it has multiplied matrices.
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def record(compute: Replay) -> Replay:
+    def record(compute: Callable[[Pause], object]) -> Replay:
         nonlocal pool
         # What kernels set up when they are first called cannot be recorded.
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            compute()
+            compute(lambda between: None)
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
+        parts: list[Replay] = []  # stretches, and what comes between them
+
+        def begin() -> None:
+            graph = torch.cuda.CUDAGraph()
+            capture.enter_context(torch.cuda.graph(graph, pool=pool))
+            parts.append(graph.replay)
+
+        def pause(between: Replay) -> None:
+            capture.close()
+            parts.append(between)
+            begin()
+
         try:
             # A capture that fails does not always give the stream back by itself.
-            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph, pool=pool):
-                compute()
+            with torch.cuda.stream(torch.cuda.current_stream()), ExitStack() as capture:
+                begin()
+                compute(pause)
         except Exception:
             pool = torch.cuda.graph_pool_handle()  # that one takes no other graph now
             raise
-        return graph.replay
+
+        def replay() -> None:
+            for part in parts:
+                part()
+
+        return replay
 
     return record

@@ -23,7 +23,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -271,11 +272,19 @@ class KVMover:
         them pass."""
         if self._homes:
             self._note_blocks(chunks)
-            self._unfetched = list(self._homes)
-            computed = self.engine.computed()
-            # What the last call left in a buffer may still be on its way home.
-            for buffer, last in {buffer: layer for layer, buffer in self._buffer_of.items()}.items():
-                self._fetch_next(buffer, [computed, *([self._stored[last]] if last in self._stored else [])])
+            self._begin_fetching()
+
+    @contextmanager
+    def computing_again(self) -> Iterator[Callable[[], None]]:
+        """A context in which a call is computed several times; what is yielded begins it again, as the end does."""
+        try:
+            yield self._begin_fetching
+        finally:
+            self._begin_fetching()
+
+    def streams(self, layer: int) -> bool:
+        """Whether a layer's KV visits the device."""
+        return layer in self._homes
 
     @property
     def is_quiet(self) -> bool:
@@ -291,11 +300,11 @@ class KVMover:
             self.engine.require(self._fetched.pop(layer))
 
     def before_all_layers(self) -> None:
-        """Called in place of `before_layer` where the layers run in one go, none of them streamed: what is due in any
-        of them is waited for first."""
-        assert not self._homes
+        """Called where layers run in one go, but for those that stream: what is due in any of the others is waited for
+        first."""
         for layer in range(len(self._due)):
-            self.before_layer(layer)
+            if not self.streams(layer):
+                self.before_layer(layer)
 
     def after_layer(self, layer: int) -> None:
         """Called after a layer's attention: its new tokens go home, then its buffer goes to the next streamed layer."""
@@ -340,6 +349,13 @@ class KVMover:
             read.update(table[: -(-chunk.start // size)])
             written.update(table[chunk.start // size : -(-chunk.end // size)])
         self._read, self._written = (runs_of(blocks, blocks) for blocks in map(list, (read, written)))
+
+    def _begin_fetching(self) -> None:
+        self._unfetched = list(self._homes)
+        computed = self.engine.computed()
+        # What the last call left in a buffer may still be on its way home.
+        for buffer, last in {buffer: layer for layer, buffer in self._buffer_of.items()}.items():
+            self._fetch_next(buffer, [computed, *([self._stored[last]] if last in self._stored else [])])
 
     def _fetch_next(self, buffer: int, after: list[Done]) -> None:
         """Fetch the next streamed layer of a buffer that is free after the given work."""

@@ -127,11 +127,11 @@ class CostModel:
 
     def launches_s(self, work: StepWork) -> float:
         """Host time of launching a step's kernels one by one; 0 where it is replayed."""
-        return self._whole_times.launched(work) * self._whole.launches_s(self.shape, self.profile)
+        return self._whole_times.issued(work).host_s
 
     @property
     def records_decodes(self) -> bool:
-        """Whether steps of decodes are replayed, unless layers are streamed."""
+        """Whether steps of decodes are replayed."""
         return recorded_steps(self.shape, self.profile, self.layout).rows > 0
 
     @property
@@ -154,8 +154,8 @@ class CostModel:
         linear, elementwise, outside, network_s = times.beside_attention(work)
         attention = self._layers.attention(work, part.layers)
         device_s = linear.total_s + elementwise.total_s + outside.total_s + network_s + attention.total_s
-        launched = times.launched(work)
-        total_s, exposed_s, hidden_s = times.added_up(device_s, self._traffic.moves(work.copies), launched)
+        issued = times.issued(work)
+        total_s, exposed_s, hidden_s = times.added_up(device_s, self._traffic.moves(work.copies), issued)
 
         flops = self._flops(work, part)
         devices = self.layout.tensor_parallel
@@ -169,7 +169,7 @@ class CostModel:
             elementwise_s=elementwise.total_s,
             outside_s=outside.total_s,
             network_s=network_s,
-            launch_s=times.busy_s(device_s, launched) - device_s,
+            launch_s=times.busy_s(device_s, issued) - device_s,
             overhead_s=part.overhead_s(self.profile.overheads),
             exposed_copy_s=exposed_s,
             hidden_copy_s=hidden_s,
@@ -201,6 +201,7 @@ class CostModel:
         streamed_layers: int = 0,
         copy_bytes: float = 0.0,
         window_rooms: Sequence[int] = (),
+        may_be_recorded: bool = True,
     ) -> Iterator[StepTime]:
         """Times of `num_steps` steps that follow one another, of which `work` is the first.
 
@@ -213,8 +214,10 @@ class CostModel:
             streamed_layers: layers whose KV comes back from the host in every step, and whose new KV goes there.
             copy_bytes: size of a contiguous copy of theirs; 0 for one copy in each direction.
             window_rooms: for each decode whose context is still shorter than the sliding window, the tokens it lacks.
+            may_be_recorded: not where layers change place from batch to batch.
         """
-        return self._whole_times.repeated(work, num_steps, streamed_layers, copy_bytes, window_rooms)
+        moved = streamed_layers, copy_bytes
+        return self._whole_times.repeated(work, num_steps, *moved, window_rooms, may_be_recorded)
 
     def stage_times(self, work: StepWork) -> list[StepTime]:
         """`[stages]` what `stage` gives for each."""

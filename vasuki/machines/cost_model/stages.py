@@ -19,6 +19,9 @@ KERNELS_PER_STEP = 6
 # are joined (`models.launches`), and this where they are not; outside the layers, the step's inputs come on top.
 LAUNCHED_UNJOINED = 45
 LAUNCHED_PER_STEP = 18
+# Seconds in which it issues the two copies of a layer whose KV streams, their events, and two stretches of a recorded
+# step: by the calls that are made, not timed.
+STREAMED_LAYER_S = 100e-6
 ROUNDED_PER_LAYER = 4  # what products of a type of their own take is rounded: qkv, o, up, down, where they are joined
 
 # Of steps that a GPU replays, instead of launching their kernels one by one: rows that decode, up to any plan's; and

@@ -9,7 +9,7 @@ from vasuki.machines.cost_model.copies import HostTraffic
 from vasuki.machines.cost_model.layers import LayerModel
 from vasuki.machines.cost_model.network import Network
 from vasuki.machines.cost_model.rooflines import OperatorCost
-from vasuki.machines.cost_model.stages import Part, Recorded
+from vasuki.machines.cost_model.stages import STREAMED_LAYER_S, Part, Recorded
 from vasuki.machines.cost_model.work import StepWork, windowed_causal_pairs
 from vasuki.machines.profile import HardwareProfile
 from vasuki.models.shape import ModelShape
@@ -21,6 +21,13 @@ class StepTime(NamedTuple):
     total_s: float
     exposed_copy_s: float = 0.0
     hidden_copy_s: float = 0.0
+
+
+class Issued(NamedTuple):
+    """What the host gives to the device for a step."""
+
+    host_s: float  # that takes it
+    is_recorded: bool  # its kernels are not launched one by one
 
 
 class PartTimes:
@@ -71,7 +78,7 @@ class PartTimes:
             )
             attention_s += windowed_s * shape.num_windowed_layers / shape.num_layers
         attention_s *= part.layers * self._layers.in_step(work.one_call.num_tokens)
-        return self.added_up(self._fixed_s(work) + attention_s, self._traffic.moves(work.copies), self.launched(work))
+        return self.added_up(self._fixed_s(work) + attention_s, self._traffic.moves(work.copies), self.issued(work))
 
     def repeated(
         self,
@@ -80,6 +87,7 @@ class PartTimes:
         streamed_layers: int = 0,
         copy_bytes: float = 0.0,
         window_rooms: Sequence[int] = (),
+        may_be_recorded: bool = True,
     ) -> Iterator[StepTime]:
         """`num_steps` steps that follow one another, of which `work` is the first; see `CostModel.repeated`."""
         tokens = work.num_tokens
@@ -101,7 +109,7 @@ class PartTimes:
         decode_context, chunk_context = work.decode_context_tokens, work.chunk_context_tokens
         pairs, more_pairs = work.chunk_pairs, chunk_tokens * chunk_tokens
         added_up, moves = self.added_up, self._traffic.moves(work.copies)
-        launched = work.calls if streamed_layers else self.launched(work)
+        issued = self.issued(work, streamed_layers, may_be_recorded)
         if streamed_layers:
             token_bytes, _ = self._traffic.streamed_bytes(streamed_layers, 1, 1)
             block_bytes, out_bytes = self._traffic.streamed_bytes(
@@ -117,9 +125,9 @@ class PartTimes:
                 device_s += windowed * (attention_s if all_fits else windowed_seconds(*next(windowed_sums)))
             if streamed_layers:
                 streamed_s = transfer_s((decode_context + chunk_context) * token_bytes + block_bytes)
-                yield added_up(device_s, [*moves, (streamed_s, True)], launched)
+                yield added_up(device_s, [*moves, (streamed_s, True)], issued)
             else:
-                yield added_up(device_s, moves, launched)
+                yield added_up(device_s, moves, issued)
             decode_context += decodes
             chunk_context += chunk_tokens
             pairs += more_pairs
@@ -162,30 +170,35 @@ class PartTimes:
                 pairs = windowed_causal_pairs(chunk_tokens, chunk_end, window)
                 chunk_context = min(chunk_end, window + chunk_tokens)
 
-    def launched(self, work: StepWork) -> int:
-        """Calls of the model whose kernels are launched one by one: none of a step that is recorded."""
+    def issued(self, work: StepWork, streamed_layers: int = 0, may_be_recorded: bool = True) -> Issued:
+        """Launches of a step that is not recorded, call by call of the model, and on a GPU copies of layers that
+        stream."""
         decodes = work.num_tokens == work.num_decodes
-        return 0 if work.num_tokens <= (self._recorded.rows if decodes else self._recorded.tokens) else work.calls
+        most = self._recorded.rows if decodes else self._recorded.tokens
+        is_recorded = may_be_recorded and work.num_tokens <= most
+        call_s = 0.0 if is_recorded else self._launches_s
+        if not self._on_cpu:
+            call_s += streamed_layers * STREAMED_LAYER_S
+        return Issued(work.calls * call_s, is_recorded)
 
-    def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]], calls: int = 1) -> StepTime:
-        """THE sum of a step: what the device is busy with, or the launches of its kernels where these take longer; the
-        step's overhead; and what copies do not hide.
+    def added_up(self, device_s: float, moves: Sequence[tuple[float, bool]], issued: Issued) -> StepTime:
+        """THE sum of a step: what the device is busy with, or the host where that takes longer; the step's overhead;
+        and what copies do not hide.
 
         Args:
             device_s: kernels and network.
             moves: of the step's copies, from `HostTraffic.moves`.
-            calls: forwards of the step that are launched kernel by kernel; none if it is recorded.
+            issued: by the host.
         """
-        busy_s = self.busy_s(device_s, calls)
+        busy_s = self.busy_s(device_s, issued)
         if not moves:
             return StepTime(busy_s + self._overhead_s)
-        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(moves, busy_s, is_recorded=not calls)
+        hidden_s, exposed_s = self._traffic.hidden_and_exposed_s(moves, busy_s, issued.is_recorded)
         return StepTime(busy_s + self._overhead_s + exposed_s, exposed_s, hidden_s)
 
-    def busy_s(self, device_s: float, calls: int = 1) -> float:
-        """Launches run ahead of a GPU; a CPU launches its own."""
-        launches_s = calls * self._launches_s
-        return device_s + launches_s if self._on_cpu else max(device_s, launches_s)
+    def busy_s(self, device_s: float, issued: Issued) -> float:
+        """The host runs ahead of a GPU; a CPU launches its own."""
+        return device_s + issued.host_s if self._on_cpu else max(device_s, issued.host_s)
 
     def _fixed_s(self, work: StepWork) -> float:
         """Device time outside attention: it depends only on the numbers of tokens and samples, and of rows where layers

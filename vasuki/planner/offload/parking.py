@@ -98,8 +98,7 @@ def _park_min_tokens(problem: Problem, candidate: Candidate) -> int | None:
     """
     settings, state, shape, link = candidate.settings, candidate.state, problem.shape, problem.profile.link
     block_bytes = shape.kv_bytes_per_token_per_layer * settings.block_tokens
-    is_recorded = candidate.cost.records_decodes and not settings.offload.streamed_layers
-    tokens = 16
+    tokens, is_recorded = 16, candidate.cost.records_decodes
     while tokens <= settings.kv_tokens:
         num_bytes = float(-(-tokens // settings.block_tokens) * settings.block_tokens * shape.kv_bytes_per_token)
         leaving_s = link.transfer_s(0, num_bytes, block_bytes)
