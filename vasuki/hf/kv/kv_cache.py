@@ -155,6 +155,7 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     try:
         memory = _Locked(-1, num_bytes, flags=_ANONYMOUS)
         zeros = torch.frombuffer(memory, dtype=dtype).view(shape)
+        _touch(memory, zeros)
         memory.lock(zeros.data_ptr())
     except (OSError, torch.cuda.CudaError) as error:
         _forget_error()
@@ -177,6 +178,14 @@ class _Locked(mmap.mmap):
         if self._address:
             torch.cuda.synchronize()  # copies may be under way, such as weights fetched for a step that never comes
             _runtime().cudaHostUnregister(self._address)
+
+
+def _touch(memory: mmap.mmap, zeros: torch.Tensor) -> None:
+    """Have the system find memory for all of it, in large pages and by all of torch's threads. Locking would do so page
+    by page, in one thread."""
+    with suppress(AttributeError, OSError):  # of systems without such pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    zeros.zero_()
 
 
 def _forget_error() -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from vasuki.hf.kv.block_copies import copy_of, runs_of
+from vasuki.hf.kv.kv_cache import pinned_zeros
 from vasuki.hf.kv.kv_mover import CopyEngine, ThreadCopyEngine
 from vasuki.hf.profiler.timing import Effort, cuda_event, measure_timed
 from vasuki.machines.link import Link, LinkPoint
@@ -91,9 +92,9 @@ def saturation_bytes(sizes: Sequence[int], rates: Sequence[float]) -> int:
 
 
 def pinning_s_per_gib(num_bytes: int = 2**28) -> float:
-    """Pinning host memory, which the engine does once for each pool."""
+    """Pinning host memory, as the engine does once for each layer of a pool."""
     started_s = time.perf_counter()
-    torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+    pinned_zeros((num_bytes,), torch.uint8)
     return (time.perf_counter() - started_s) * 2**30 / num_bytes
 
 
