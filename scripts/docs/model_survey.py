@@ -417,7 +417,8 @@ the others. What neither can run correctly is refused by name before a row is re
 - Weights of 8 bits in blocks (`quant_method: fp8`, as Qwen 3 and DeepSeek publish them), of 4 (`mxfp4`, as gpt-oss),
   and, with that package, of `compressed-tensors` (8 bits, or 4 in groups) are widened to 16 bits when they are loaded,
   on every device. With [`model.quantization: float8`](same-answers.md#products-of-8-bits) dense ones are rounded to 8
-  bits again. Other quantised weights need the package that the refusal names, and are not tested.
+  bits again. With transformers 5.17 `compressed-tensors` widens its own, and rounds what they are multiplied with where
+  the checkpoint says so. Other quantised weights need the package that the refusal names, and are not tested.
 
 On CUDA, transformers takes faster kernels for recurrences from flash-linear-attention, mamba-ssm and causal-conv1d if
 they are installed; a run names the missing ones.
