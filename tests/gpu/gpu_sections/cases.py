@@ -42,13 +42,14 @@ _STEP_TOKENS = 2048
 
 
 def cases(setting: Setting, share_s: float) -> Finding:
-    """Sampling at full size, log probabilities, long contexts, parking with graphs, 8 bits, memory that runs out."""
+    """Sampling at full size, log probabilities, long contexts, copies beside graphs, 8 bits, memory that runs out."""
     finding = Finding()
     found: dict[str, Callable[[Setting, Finding], Record]] = {
         "top-p of many rows": _top_p,
         "log probabilities": _logprobs,
         "a long context": _long_context,
         "parked and replayed": _parked,
+        "streamed and replayed": _streamed,
         "keys and values of 8 bits": _of_8_bits,
         "products of 8 bits": _products_of_8_bits,
         "memory that runs out": _little_memory,
@@ -153,14 +154,23 @@ def _kinds(setting: Setting) -> list[tuple[torch.dtype, int]]:
 
 def _parked(setting: Setting, finding: Finding) -> Record:
     """Rows that outgrow the memory wait on the host, while others are replayed in pages as a run has them."""
+    return _replayed(setting, finding, "parked", OffloadPlan("park", host_blocks=24))
+
+
+def _streamed(setting: Setting, finding: Finding) -> Record:
+    """The same, with layers that stream between the stretches of a replay."""
+    return _replayed(setting, finding, "streamed", OffloadPlan("stream", host_blocks=24, streamed_layers=2))
+
+
+def _replayed(setting: Setting, finding: Finding, name: str, offload: OffloadPlan) -> Record:
     dtype, block_tokens = _kinds(setting)[-1]
     just_below = block_tokens - 4  # so that each row grows into another block
     model = _long(setting, 4 * block_tokens, dtype, _prompts(*[just_below] * 6))
-    memory = {"num_blocks": 8, "offload": OffloadPlan("park", host_blocks=24)}
+    memory = {"num_blocks": 8, "offload": offload}
     together = Limits(6 * block_tokens, 16)  # all of them begin in one step
     row = golden_row(model, dtype, block_tokens, model.generate(), finding, limits=together, estimate=1, **memory)
     if not row["swaps"] or (setting.on_gpu and not row["replayed_steps"]):
-        finding.failures.append(f"parked and replayed: {row['swaps']} swaps, {row['replayed_steps']} replayed steps")
+        finding.failures.append(f"{name} and replayed: {row['swaps']} swaps, {row['replayed_steps']} replayed steps")
     return {key: row[key] for key in ("dtype", "block", "rows_equal", "regret", "swaps", "replayed_steps")}
 
 
