@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import mmap
 import threading
 import time
 from collections.abc import Callable
@@ -144,7 +145,12 @@ class Runtime:
         return 0
 
 
-def test_as_much_is_pinned_as_is_asked_for_until_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("large_pages", [True, False])
+def test_as_much_is_pinned_as_is_asked_for_until_nobody_wants_it(
+    large_pages: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not large_pages:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     runtime = Runtime(monkeypatch, 2**30)
     cache = KVCache(LAYOUT, 4, 5, CPU, pinned=True)
     views = [layer[1:] for layer in cache.layers]
