@@ -8,7 +8,7 @@ import pytest
 from run_folders import simulate_run, write_run
 
 from vasuki.arrivals import Percentiles
-from vasuki.base.units import bytes_text, count_text, listing, longer_text, money_text, percent_text, plural, time_text
+from vasuki.base.units import bytes_text, count_text, listing, longer_text, only_longer_text, money_text, percent_text, plural, time_text
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, RowCounts, RunTaken, Timings, TokenCounts, read_manifest
 from vasuki.machines.price import Cost
@@ -135,6 +135,8 @@ def test_other_units() -> None:
     ]
     changes = [longer_text(change) for change in (0.041, -0.02, 0.004, -0.0001, 0.0004, 0.0)]
     assert changes == ["4 % longer", "2 % shorter", "0.4 % longer", "unchanged", "unchanged", "unchanged"]
+    unpaid = [only_longer_text(change) for change in (0.041, -0.004, -0.0001)]
+    assert unpaid == ["4 % longer", "only 0.4 % shorter", "unchanged"]
     assert [listing(list(words)) for words in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
     assert [plural(n, "row") for n in (1, 2000)] == ["1 row", "2,000 rows"]
 

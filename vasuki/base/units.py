@@ -97,6 +97,12 @@ def longer_text(change: float) -> str:
     return "unchanged" if size == percent_text(0.0) else f"{size} {'longer' if change > 0 else 'shorter'}"
 
 
+def only_longer_text(change: float) -> str:
+    """The same of what is no reason for a change: `only 0.4 % shorter`."""
+    text = longer_text(change)
+    return f"only {text}" if text.endswith("shorter") else text
+
+
 def plural(number: int, noun: str, nouns: str = "") -> str:
     """`1 row`, `2,000 rows`; `nouns` is given where it does not end in an s."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"

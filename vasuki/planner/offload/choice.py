@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vasuki.base.errors import JobFileError
-from vasuki.base.units import longer_text, percent_text
+from vasuki.base.units import longer_text, only_longer_text, percent_text
 from vasuki.engine.offload import OffloadMode, OffloadPlan
 from vasuki.engine.policy import Admission
 from vasuki.planner.candidates import Candidate, Problem
@@ -174,8 +174,8 @@ def _cheapest(problem: Problem, base: Prediction, plain: Prediction, modes: tupl
     if asked == "auto" and not problem.policy.ordered:
         why = f"policy {problem.policy.name} moves nothing unless the job asks for it"
     for option in options:
-        only = "only " * (option.makespan_s < plain.makespan_s)
-        why_not.append(f"with {option.candidate.settings.offload.mode} the makespan would be {only}{change(option)}")
+        would = only_longer_text(option.makespan_s / plain.makespan_s - 1)
+        why_not.append(f"with {option.candidate.settings.offload.mode} the makespan would be {would}")
     return because(plain, OffloadPlan("none", "; ".join(why_not) or why))
 
 

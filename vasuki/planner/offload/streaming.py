@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from vasuki.base.errors import ModelError
-from vasuki.base.units import longer_text
+from vasuki.base.units import only_longer_text
 from vasuki.engine.offload import OffloadPlan
 from vasuki.engine.settings import MOST_SEQS, EngineSettings
 from vasuki.models.layout import spread_buffers
@@ -108,8 +108,7 @@ def _options(problem: Problem, candidate: Candidate, asked: bool) -> list[Candid
     change = _request_s(options[0]) / _request_s(candidate) - 1
     if change > -NOISE and not asked:
         layers = options[0].settings.offload.streamed_layers
-        only = "only " * (change < 0)
-        return f"with {layers} layers streamed the makespan would be {only}{longer_text(change)}"
+        return f"with {layers} layers streamed the makespan would be {only_longer_text(change)}"
     return options[:SIMULATED_BLOCKS]
 
 
