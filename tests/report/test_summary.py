@@ -8,7 +8,17 @@ import pytest
 from run_folders import simulate_run, write_run
 
 from vasuki.arrivals import Percentiles
-from vasuki.base.units import bytes_text, count_text, listing, longer_text, only_longer_text, money_text, percent_text, plural, time_text
+from vasuki.base.units import (
+    bytes_text,
+    count_text,
+    listing,
+    longer_text,
+    money_text,
+    only_longer_text,
+    percent_text,
+    plural,
+    time_text,
+)
 from vasuki.io.location import Location
 from vasuki.io.output.manifest import Manifest, RowCounts, RunTaken, Timings, TokenCounts, read_manifest
 from vasuki.machines.price import Cost
