@@ -36,7 +36,7 @@ from vasuki.hf.kv.kv_cache import KVCache
 from vasuki.hf.kv.kv_mover import Done
 from vasuki.hf.ragged_executor import RaggedExecutor, build_executor
 from vasuki.hf.recurrent.states import StateCache
-from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS
+from vasuki.machines.cost_model import LEAST_RECORDED_TOKENS, CostModel
 from vasuki.machines.memory_budget import recorded_bytes
 from vasuki.machines.profile_files import find_profile
 from vasuki.models.config_json import shape_from_config
@@ -465,10 +465,11 @@ class LatestCopies:
 
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("streamed_layers", [0, 1, 2])
+@pytest.mark.parametrize("by_ours", [False, True])
 def test_copies_are_waited_for_before_and_within_a_replay(
-    name: str, streamed_layers: int, monkeypatch: pytest.MonkeyPatch
+    name: str, streamed_layers: int, by_ours: bool, kernels: CPUKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of parked rows before it, those of layers that stream between its stretches."""
+    """Those of parked rows before it, those of layers that stream between its stretches, also of steps with prompts."""
     monkeypatch.setattr("plain_varlen.PAGE_TOKENS", 4)
     monkeypatch.setattr(varlen, "_torch_varlen", lambda: plain_varlen)
     monkeypatch.setattr(ragged_executor, "can_record", lambda *model: True)
@@ -476,11 +477,17 @@ def test_copies_are_waited_for_before_and_within_a_replay(
     monkeypatch.setattr(ragged_executor, "copy_engine", lambda device: LatestCopies())
     offload = OffloadPlan(host_blocks=60, streamed_layers=streamed_layers)
     settings = EngineSettings(POLICIES["vasuki"], Limits(16, 9), 24, 4, offload)
-    executor, scheduler, rows = build_executor(load(name), settings, record_after=2), Scheduler(settings), Rows()
+    loaded = load(name)
+    shape = shape_from_config(loaded.config.to_dict(), name).with_dtype("float32", "auto")
+    cost_model = CostModel(shape, find_profile("a10")) if by_ours else None
+    executor = build_executor(loaded, settings, record_after=2, cost_model=cost_model)
+    scheduler, rows = Scheduler(settings), Rows()
     drain(hopeful(requests_of(prompts())), scheduler, executor, rows)
     assert rows.outputs == reference(name)
     assert scheduler.queues.counters.preemptions_swap
+    assert executor.graphs is not None
     assert executor.replayed_steps > 5
+    assert {size.single for _, size in executor.graphs._recorded} == ({True, False} if by_ours else {True})
 
 
 def test_a_model_on_a_cpu_is_not_recorded() -> None:
