@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from vasuki.base.config import KVConfig
 from vasuki.engine.batch import Batch, StepResult
 from vasuki.engine.loop import Observer, RunStats
 from vasuki.engine.scheduler import Scheduler
@@ -45,6 +47,19 @@ def test_a_machine_as_predicted_confirms_the_plan(one_by_one: bool) -> None:
     run = simulate_plan(PLAN, LENGTHS, LLAMA, A10, observers=[prediction], one_by_one=one_by_one)
     assert prediction.ratio == pytest.approx(1, rel=1e-9)
     assert prediction.makespan_s == pytest.approx(run.result.makespan_s)
+
+
+@pytest.mark.parametrize("window", [0, 256])
+@pytest.mark.parametrize("offload", ["stream", "by_batch"])
+def test_layers_that_move_are_part_of_what_is_predicted(offload: Any, window: int) -> None:
+    """Also of a model with sliding windows, and where each batch decides which layers move."""
+    shape = replace(LLAMA, num_windowed_layers=16, sliding_window=window) if window else LLAMA
+    kv = KVConfig(offload=offload, device_memory=2**30, host_memory=2**34)
+    plan = make_plan(LENGTHS, shape, A10, kv=kv)
+    prediction = TimeLeft(plan, CostModel(shape, A10))
+    run = simulate_plan(plan, LENGTHS, shape, A10, observers=[prediction], one_by_one=True)
+    assert run.result.stats.hidden_copy_s
+    assert prediction.ratio == pytest.approx(1, rel=1e-9)
 
 
 def test_a_step_is_priced_alike_for_whoever_asks_first() -> None:

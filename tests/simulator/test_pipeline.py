@@ -42,7 +42,7 @@ class OneSecondATokenOnEachStage:
     def stage_times(self, work: StepWork) -> list[StepTime]:
         return [StepTime(float(work.num_tokens))] * self.layout.pipeline_parallel
 
-    def repeated(self, work: StepWork, num_steps: int, *more: object) -> list[StepTime]:
+    def repeated(self, work: StepWork, num_steps: int, *more: object, **others: object) -> list[StepTime]:
         return [StepTime(float(work.num_tokens))] * num_steps
 
 

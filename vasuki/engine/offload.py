@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vasuki.engine.batch import Batch
 from vasuki.engine.depth_control import DepthRule
 
 OffloadMode = Literal["none", "stream", "park", "ahead", "by_batch"]
@@ -24,6 +25,10 @@ class OffloadPlan:
     park_min_tokens: int = 0  # a preempted row is parked from this many computed tokens on, else computed again
     prefills_ahead: bool = False  # a prompt is computed where it fits, though its row does not, and waits on the host
     depth: DepthRule | None = None  # how many layers live on the host is decided batch by batch
+
+    def streamed_in(self, batch: Batch) -> int:
+        """Layers whose KV passes through the device in a batch's step."""
+        return self.streamed_layers if batch.depth is None else len(batch.depth.depth.streamed)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what `plan --json` prints."""

@@ -88,15 +88,12 @@ class TimeLeft:
         if not (batch.decodes or batch.prefills):
             return 0.0
         cost, settings = self._cost_model, self.plan.settings
+        offload = settings.offload
         shaped = self._shaping(batch) if self._shaping else None
         work = cost.batch_work(batch, cost.swap_copies(batch, settings.block_tokens), shaped)
-        if cost.shape.num_windowed_layers and result.num_steps == 1:
-            step_s = cost.step_time_s(work)
-        else:
-            copy_bytes = settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
-            moved, decided = (settings.offload.streamed_layers, copy_bytes), settings.offload.depth is None
-            steps = cost.repeated(work, result.num_steps, *moved, may_be_recorded=decided)
-            step_s = sum([step.total_s for step in steps])
+        moved = offload.streamed_in(batch), settings.block_tokens * cost.shape.kv_bytes_per_token_per_layer
+        steps = cost.repeated(work, result.num_steps, *moved, may_be_recorded=offload.depth is None)
+        step_s = sum([step.total_s for step in steps])
         new_blocks = scheduler.queues.pool.peak_held - self._peak_blocks
         self._peak_blocks += new_blocks
         return step_s + cost.first_touch_s(new_blocks * settings.block_tokens)

@@ -54,12 +54,11 @@ class SimulatedExecutor:
         self.clock = VirtualClock()  # moved on by every batch
         self._output_tokens = output_tokens
         # Where tokens are computed again in each step, no step is the one before with a token more.
-        self._may_be_recorded = settings.offload.depth is None  # which is decided anew
-        alike = cost_model.shape.backend != "uncached" and self._may_be_recorded
+        alike = cost_model.shape.backend != "uncached" and settings.offload.depth is None  # which is decided anew
         self._fast_forward = fast_forward if alike else None
         self._shaping = shaping_of(settings.policy)
         self._block_tokens = settings.block_tokens
-        self._streamed_layers = settings.offload.streamed_layers
+        self._offload = settings.offload
         shape = cost_model.shape
         self._window = shape.sliding_window if shape.num_windowed_layers else 0
         self._stream_copy_bytes = settings.block_tokens * shape.kv_bytes_per_token_per_layer
@@ -132,12 +131,8 @@ class SimulatedExecutor:
         shaped = list(self._shaping(batch)) if self._shaping else None
         work = cost.batch_work(batch, copies, shaped)
         rooms = self._window_rooms(batch, shaped) if self._window else ()
-        moved = self._streamed(batch), self._stream_copy_bytes
-        return cost.repeated(work, most_steps, *moved, rooms, self._may_be_recorded)
-
-    def _streamed(self, batch: Batch) -> int:
-        """Layers that pass through the device in this step."""
-        return self._streamed_layers if batch.depth is None else len(batch.depth.depth.streamed)
+        moved = self._offload.streamed_in(batch), self._stream_copy_bytes
+        return cost.repeated(work, most_steps, *moved, rooms, may_be_recorded=self._offload.depth is None)
 
     def _window_rooms(self, batch: Batch, shaped: list[Shaped] | None) -> list[int]:
         """Tokens that each decode lacks whose context is shorter than the window."""
@@ -151,7 +146,7 @@ class SimulatedExecutor:
 
     def _copied_bytes(self, batch: Batch, steps: int) -> int:
         """Blocks of swaps over all layers, and in every step the streamed layers' context and new tokens."""
-        streamed_layers = self._streamed(batch)
+        streamed_layers = self._offload.streamed_in(batch)
         if not streamed_layers and not batch.swaps and not batch.depth:
             return 0
         shape, tokens = self.cost_model.shape, 0

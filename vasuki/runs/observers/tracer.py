@@ -61,9 +61,7 @@ class StepTracer:
                 gathers=scheduler.queues.gathers,
                 kv_device_bytes=device_bytes,
                 kv_host_bytes=host_bytes,
-                streamed_layers=len(batch.depth.depth.streamed)
-                if batch.depth is not None
-                else self._settings.offload.streamed_layers,
+                streamed_layers=self._settings.offload.streamed_in(batch),
                 swapped_blocks=sum(len(swap.device) for swap in batch.swaps),
                 copied_bytes=result.copied_bytes,
                 preempted=preempted - self._preempted,
