@@ -296,7 +296,7 @@ class KVMover:
         for done in self._due[layer]:
             self.engine.require(done)
         self._due[layer].clear()
-        if layer in self._homes:
+        if self.streams(layer):
             self.engine.require(self._fetched.pop(layer))
 
     def before_all_layers(self) -> None:
@@ -308,7 +308,7 @@ class KVMover:
 
     def after_layer(self, layer: int) -> None:
         """Called after a layer's attention: its new tokens go home, then its buffer goes to the next streamed layer."""
-        if layer in self._homes:
+        if self.streams(layer):
             copy = self._copy(self.device.layers[layer], self._homes[layer], self._written)
             self._stored[layer] = self.engine.submit(True, copy, [self.engine.computed()])
             self._fetch_next(self._buffer_of[layer], [self._stored[layer]])
@@ -329,7 +329,7 @@ class KVMover:
             here = self._homes.get(layer, self.device.layers[layer])
             # Blocks may still be on their way from the last step, in either direction.
             after = [computed, *self._due[layer], *([self._stored[layer]] if layer in self._stored else [])]
-            if layer in self._homes:
+            if self.streams(layer):
                 # From host to host no stream copies: torch does it at once, whatever the stream waits for.
                 for done in after:
                     self.engine.wait(done)
